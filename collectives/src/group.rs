@@ -124,7 +124,7 @@ pub struct AllReduceNormArgs<'a> {
     /// This rank's partial sum of the attention or MLP output that is added to the residual stream, `[tokens,
     /// hidden size]`.
     pub delta: MatRef<'a>,
-    /// Weight of the RMS norm, `[hidden size]`.
+    /// Weight of the RMS norm `[hidden size]`, in the type of `x` or in f32.
     pub weight: MatRef<'a>,
     /// Epsilon of the RMS norm, which is added to the mean square.
     pub eps: f32,

@@ -125,10 +125,7 @@ fn sleep_until_round(
         if has_reached_round(seen, round) {
             return Ok(());
         }
-        check_not_aborted(words, layout)?;
-        if words[layout.rank_flag(peer, RankFlag::HasLeft)].load(SeqCst) != 0 {
-            return Err(CollectiveError::RankFailed { rank: peer });
-        }
+        check_peer_in_group(words, layout, peer)?;
         if since.elapsed() > timeout {
             let seconds = timeout.as_secs();
             return Err(CollectiveError::RankTimeout { rank: peer, call: *call, seconds });
@@ -139,6 +136,19 @@ fn sleep_until_round(
         if woken == Err(Errno::TIMEDOUT) && has_exited_before_round(words, layout, peer, round) {
             return Err(CollectiveError::RankFailed { rank: peer });
         }
+    }
+}
+
+/// Checks that the group was not aborted and that rank `peer` has not left it.
+fn check_peer_in_group(
+    words: &[AtomicU32],
+    layout: &GroupMemoryLayout,
+    peer: usize,
+) -> Result<(), CollectiveError> {
+    check_not_aborted(words, layout)?;
+    match words[layout.rank_flag(peer, RankFlag::HasLeft)].load(SeqCst) {
+        0 => Ok(()),
+        _ => Err(CollectiveError::RankFailed { rank: peer }),
     }
 }
 

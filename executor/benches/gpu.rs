@@ -52,11 +52,7 @@ fn main() {
     if let Some(rows) = rest.get(2) {
         return bench.decode(rows.parse().unwrap());
     }
-    bench.prefill(1);
-    bench.prefill(8);
-    for rows in [1, 8, 16, 64, SEQ_SLOTS] {
-        bench.decode(rows);
-    }
+    bench.prefill_and_decode();
 }
 
 /// A benchmark model: its `config.json`, and the sizes from which the lower bound of its step time is
@@ -218,6 +214,15 @@ impl GpuForwardBench {
             rows,
         };
         self.executor.submit(&batch).unwrap()
+    }
+
+    /// Times prefill and decode steps with several numbers of rows.
+    fn prefill_and_decode(&mut self) {
+        self.prefill(1);
+        self.prefill(8);
+        for rows in [1, 8, 16, 64, SEQ_SLOTS] {
+            self.decode(rows);
+        }
     }
 
     /// Times the prefill of `rows` prompts in one step; prints the fastest of 4 runs.

@@ -5,8 +5,8 @@ use crate::model_context::ModelContext;
 use crate::open_device::OpenedDevice;
 use crate::spec_decode::{self, ProposerModel};
 use crate::step::{
-    self, GraphCapturePlan, PendingStep, StepGraphs, StepLimits, StepState, StepStateSize,
-    TokenBitmaskSource, UnconstrainedBitmaskSource,
+    self, GraphCapturePlan, PendingStep, StepDeviceState, StepGraphs, StepLimits, StepState,
+    StepStateSize, TokenBitmaskSource, UnconstrainedBitmaskSource,
 };
 use crate::trace::{StepTracer, TraceSession};
 use crate::{
@@ -146,11 +146,7 @@ impl Executor {
         let passes = warm_up::warm_up_passes(&self.config.settings, self.max_logits_rows(), gpu);
         let mut state = self.state(warm_up::blocks(&passes, block_tokens))?;
         if gpu {
-            let compiled = &mut |done, total| {
-                progress(StartupPhaseProgress { phase: StartupPhase::Compile, done, total });
-            };
-            let shapes = self.precompile_shapes(&passes);
-            precompile::precompile(&self.model, &mut state.device, shapes, compiled)?;
+            self.precompile(&passes, &mut state.device, progress)?;
         }
         let (phase, total) = (StartupPhase::WarmUp, passes.len() as u64);
         progress(StartupPhaseProgress { phase, done: 0, total });
@@ -310,6 +306,21 @@ impl Executor {
         settings.max_num_seqs.saturating_mul(self.tokens_per_row()).min(settings.tokens_per_step)
     }
 
+    /// Compiles the kernels, and allocates the memory, of the warm-up passes and of later steps in a dry run
+    /// (launches execute nothing).
+    fn precompile(
+        &self,
+        passes: &[Vec<u32>],
+        device: &mut StepDeviceState,
+        progress: &mut dyn FnMut(StartupPhaseProgress),
+    ) -> Result<(), ExecutorError> {
+        let compiled = &mut |done, total| {
+            progress(StartupPhaseProgress { phase: StartupPhase::Compile, done, total });
+        };
+        let shapes = self.precompile_shapes(passes);
+        precompile::precompile(&self.model, device, shapes, compiled)
+    }
+
     /// Returns the step shapes whose kernels are compiled, and whose memory is allocated, in a dry run
     /// (launches execute nothing): warm-up passes, decode steps of up to `SMALL_BATCH_ROWS` rows, the steps
     /// to capture, and the steps that need the most memory for attention.
@@ -423,32 +434,21 @@ impl ModelLoader<'_> {
         placement: Option<&ExpertPlacement>,
         how: impl FnOnce(ModelLoadOptions<'_>) -> Result<T, ModelLoadError>,
     ) -> Result<T, ModelLoadError> {
-        let Self {
-            ops,
-            settings,
-            ranks,
-            kv_dtype,
-            threads,
-            model_bytes,
-            bytes_before: before,
-            progress,
-            digest,
-        } = self;
-        *before += std::mem::take(model_bytes);
+        self.bytes_before += std::mem::take(&mut self.model_bytes);
         how(ModelLoadOptions {
-            ops,
-            ranks: *ranks,
+            ops: self.ops,
+            ranks: self.ranks,
             placement,
-            format: source(settings),
-            kv_dtype: *kv_dtype,
-            max_positions: settings.max_model_len as usize,
-            threads: *threads,
+            format: source(self.settings),
+            kv_dtype: self.kv_dtype,
+            max_positions: self.settings.max_model_len as usize,
+            threads: self.threads,
             progress: &mut |done, total| {
-                *model_bytes = total;
-                let (done, total) = (*before + done, *before + total);
-                progress(StartupPhaseProgress { phase: StartupPhase::Load, done, total });
+                self.model_bytes = total;
+                let (done, total) = (self.bytes_before + done, self.bytes_before + total);
+                (self.progress)(StartupPhaseProgress { phase: StartupPhase::Load, done, total });
             },
-            digest,
+            digest: &mut self.digest,
         })
     }
 }

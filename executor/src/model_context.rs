@@ -1,11 +1,14 @@
 //! Models and communication groups of a rank. Steps read but never change them.
 
+use crate::ExecutorError;
 use crate::clock::ns;
 use crate::expert_load_report::ExpertLoadReporter;
 use crate::spec_decode::ProposerModel;
 use collectives::{CollectiveHostTime, CollectiveOp, ParallelGroup};
 use models::{ExpertExchangeMethod, ExpertLoadStats, ForwardContext, Model};
-use ops::{DeviceBatchMetadata, KvPool, Ops, VocabParallelSupport, VocabShard};
+use ops::{
+    AllGatherFn, DeviceBatchMetadata, KvPool, MatMut, MatRef, Ops, VocabParallelSupport, VocabShard,
+};
 use protocol::CollectiveTiming;
 use std::sync::Arc;
 
@@ -70,6 +73,24 @@ impl ModelContext {
             expert_load,
             probe,
         }
+    }
+
+    /// Calls `launch` with a function that all-gathers over the TP group. If an all-gather failed, returns
+    /// its error instead of the error of `launch`, because it is more specific.
+    pub(crate) fn with_all_gather<E>(
+        &self,
+        launch: impl FnOnce(&mut AllGatherFn<'_>) -> Result<(), E>,
+    ) -> Result<(), ExecutorError>
+    where
+        ExecutorError: From<E>,
+    {
+        let mut gathered = Ok(());
+        let launched = launch(&mut |local: MatRef<'_>, all: MatMut<'_>| {
+            gathered = self.tp.all_gather(self.ops.stream(), local, all);
+            gathered.is_ok()
+        });
+        gathered?;
+        Ok(launched?)
     }
 
     /// Counters of the tokens routed to each expert, if this rank counts them for its replica.

@@ -13,7 +13,10 @@ pub(crate) use token_bitmask::{bitmask_words, stage_bitmask};
 
 use crate::BatchError;
 use ops::{SequenceSamplingParams, StagedLogitEdit, StagedSequenceInit, StagingBuffer};
-use protocol::{BatchRow, RequestId, SamplingParams, SequenceInit, SequenceSlot, StepId, Token};
+use protocol::{
+    BatchRow, BlockTableUpdate, RequestId, SamplingParams, SequenceInit, SequenceSlot, StepId,
+    Token,
+};
 use token_bitmask::stage_allowed_mask;
 
 /// Host part of the state of all sequence slots.
@@ -90,18 +93,9 @@ impl HostSequenceSlots {
         state.device_drafts = 0;
         let mut change = BlockTableChange { from: state.table_len, blocks: Vec::new() };
         for update in &row.table_updates {
-            let end = update.first_entry as usize + update.blocks.len();
-            if update.group != 0
-                || update.first_entry as usize > state.table_len
-                || end > self.table_width
-            {
-                return Err(BatchError::InvalidTableUpdate { request: row.request });
-            }
-            if let Some(block) = update.blocks.iter().find(|block| block.0 >= self.blocks) {
-                return Err(BatchError::Block { block: block.0, limit: self.blocks });
-            }
+            state.check_table_update(row.request, update, self.table_width, self.blocks)?;
             change.add(update);
-            state.table_len = end;
+            state.table_len = table_end(update);
         }
         Ok(change)
     }
@@ -158,6 +152,27 @@ impl HostSequenceState {
         self.table_len = 0;
     }
 
+    /// Checks a block table update of a row of `request`. A block table has up to `table_width` blocks, from
+    /// a pool of `blocks` blocks.
+    fn check_table_update(
+        &self,
+        request: RequestId,
+        update: &BlockTableUpdate,
+        table_width: usize,
+        blocks: u32,
+    ) -> Result<(), BatchError> {
+        if update.group != 0
+            || update.first_entry as usize > self.table_len
+            || table_end(update) > table_width
+        {
+            return Err(BatchError::InvalidTableUpdate { request });
+        }
+        if let Some(block) = update.blocks.iter().find(|block| block.0 >= blocks) {
+            return Err(BatchError::Block { block: block.0, limit: blocks });
+        }
+        Ok(())
+    }
+
     /// Number of draft tokens of the current row, proposed on the host or on the device.
     pub(crate) fn drafts(&self) -> u32 {
         self.host_drafts.len() as u32 + u32::from(self.device_drafts)
@@ -206,6 +221,11 @@ impl HostSequenceState {
         }));
         (first as i32, (stage.edits.len() - first) as i32)
     }
+}
+
+/// Length of a block table after `update`.
+fn table_end(update: &BlockTableUpdate) -> usize {
+    update.first_entry as usize + update.blocks.len()
 }
 
 /// Writes the initial state of a sequence slot for a new request to the staging buffer: sampling parameters,

@@ -15,9 +15,9 @@ use device::{
 };
 use kernels::cpu::CpuBackend;
 use kernels::{
-    AddRmsNorm, AttentionMetadata, BatchUpperBounds, HostMat, KvLayout, KvTileOrder, Linear,
-    PackedEmbedding, PackedMatrix, PagedAttention, PagedAttentionArgs, QkNormRopeArgs,
-    QkNormRopeKvWrite, RopeCosSin, SiluMul,
+    AddRmsNorm, AttentionKeyRange, AttentionMetadata, BatchUpperBounds, GateActivation,
+    GatedActivation, HostMat, KvLayout, KvTileOrder, Linear, PackedEmbedding, PackedMatrix,
+    PagedAttention, PagedAttentionArgs, QkNormRopeArgs, QkNormRopeKvWrite, RopeCosSin,
 };
 
 const S: DeviceStream = DeviceStream(0);
@@ -204,7 +204,9 @@ fn step(device: &CpuBackend, rows: usize) {
             }
             time(6, &mut || {
                 let y = MatMut::of(&mut out[..rows * 3072], rows, 3072).unwrap();
-                device.launch(&S, SiluMul { y, x: MatRef::of(&x, rows, 6144).unwrap() }).unwrap();
+                let x = MatRef::of(&x, rows, 6144).unwrap();
+                let activation = GateActivation::Silu;
+                device.launch(&S, GatedActivation { y, x, activation }).unwrap();
             });
         }
         time(4, &mut || {
@@ -287,7 +289,8 @@ fn attention(device: &CpuBackend, rows: usize, len: usize, context: usize) {
         heads,
         layer: 0,
         scale: (dim as f32).powf(-0.5),
-        first_position: 0,
+        keys: AttentionKeyRange::default(),
+        sinks: None,
     };
     let attend = best(20, || {
         let out = MatMut::of(&mut o, tokens, heads * dim).unwrap();
@@ -324,10 +327,10 @@ fn small(device: &CpuBackend) {
                 .unwrap();
         });
         let silu = best(50, || {
-            let out = MatMut::of(&mut act, rows, 3072).unwrap();
-            device
-                .launch(&S, SiluMul { y: out, x: MatRef::of(&gate_up, rows, 6144).unwrap() })
-                .unwrap();
+            let y = MatMut::of(&mut act, rows, 3072).unwrap();
+            let x = MatRef::of(&gate_up, rows, 6144).unwrap();
+            let activation = GateActivation::Silu;
+            device.launch(&S, GatedActivation { y, x, activation }).unwrap();
         });
         let ids: Vec<i32> = (0..rows).map(|i| (i * 7919 % 30_000) as i32).collect();
         let embed = best(20, || {

@@ -7,15 +7,17 @@ Counts are compared only with the version of clang-22 that machine_code.txt name
 
     gate.py [FOLDER...]              only the kernels in these folders of kernels/csrc
     gate.py --record [FOLDER...]     write the counts of their machine code to machine_code.txt
+    gate.py --turn N                 skip sources whose compilations compiled.txt lists, but one in eight, drawn by N
 
 Successful compilations are cached by a hash of all their inputs, in the file given by GATE_KERNELS (default:
-target/gate/kernels.txt), and are skipped in later runs.
+target/gate/kernels.txt), and are skipped in later runs. A run without --turn also writes compiled.txt, which is committed
+(see compiled_list.py).
 
 Needs (Debian): clang-22 lld-22 llvm-22 libamdhip64-5 libhiprtc-builtins5, and
     pip install --target $NVRTC nvidia-cuda-nvrtc==13.0.88     (NVRTC defaults to /opt/nvrtc)
 """
-import collections, ctypes, difflib, functools, glob, hashlib, multiprocessing, os, re, shutil, subprocess, sys, tempfile, time
-import lds_waits, machine_code
+import argparse, collections, ctypes, difflib, functools, glob, hashlib, multiprocessing, os, re, shutil, subprocess, sys, tempfile, time
+import compiled_list, lds_waits, machine_code
 
 ROOT = os.path.dirname(os.path.abspath(__file__))
 COUNTS = os.path.join(ROOT, "machine_code.txt")
@@ -68,6 +70,20 @@ def jobs_of(source):
 def headers():
     paths = glob.glob(ROOT + "/**/*.h", recursive=True)
     return [(os.path.relpath(p, ROOT).encode(), open(p, "rb").read()) for p in sorted(paths)]
+
+
+@functools.cache
+def included_by(path):
+    """Returns the paths of a file of csrc and of all headers that it includes, directly or not."""
+    found, open_paths = {path}, [path]
+    while open_paths:
+        for header in re.findall(rb'^\s*#\s*include "(.+)"', open(open_paths.pop(), "rb").read(), re.MULTILINE):
+            header = os.path.join(ROOT, header.decode())
+            # The compilers supply emu.h.
+            if header not in found and os.path.exists(header):
+                found.add(header)
+                open_paths.append(header)
+    return sorted(found)
 
 
 def run_time_compile(library, prefix, job, options):
@@ -168,10 +184,13 @@ def clang_version():
 
 def versions():
     """Returns a text per target that identifies its compiler version."""
-    lines = subprocess.run(["clang-22", "--version"], capture_output=True, text=True).stdout
+    of = lambda tool: subprocess.run([tool, "--version"], capture_output=True, text=True).stdout
+    lines = of("clang-22") + of("ld.lld-22") + of("llvm-readelf-22")
     nvrtc_files = glob.glob(os.environ.get("NVRTC", "/opt/nvrtc") + "/nvidia_cuda_nvrtc*")
-    hiprtc_files = glob.glob("/usr/lib/*/libamdhip64.so.5.*") + glob.glob("/opt/rocm*/lib/libamdhip64.so.5.*")
-    return {"sm_90a": repr(sorted(nvrtc_files)), "gfx90a": repr(sorted(hiprtc_files)), "gfx942": lines, "gfx950": lines}
+    hiprtc_files = [path for name in ("libamdhip64.so.5.*", "libamd_comgr.so.2.*", "libhiprtc-builtins.so.5.*")
+                    for folder in ("/usr/lib/*", "/opt/rocm*/lib") for path in glob.glob(os.path.join(folder, name))]
+    names = lambda paths: repr(sorted(map(os.path.basename, paths)))
+    return {"sm_90a": names(nvrtc_files), "gfx90a": names(hiprtc_files), "gfx942": lines, "gfx950": lines}
 
 
 def hash_of(parts):
@@ -182,14 +201,15 @@ def hash_of(parts):
 
 
 def keys_of(jobs):
-    """Returns a hash per compilation over this script, the compiler version, all headers, the source and the options."""
-    scripts = [open(path, "rb").read() for path in (__file__, lds_waits.__file__, machine_code.__file__)]
-    shared, compilers = hash_of([*scripts, *(piece for header in headers() for piece in header)]), versions()
-    texts = {source: open(source, "rb").read() for source in {job.source for job in jobs}}
+    """Returns a hash per compilation over this script, the compiler version, the source with its headers, and the options."""
+    scripts = hash_of(open(path, "rb").read() for path in (__file__, lds_waits.__file__, machine_code.__file__))
+    compilers = versions()
+    inputs = {source: hash_of(piece for path in included_by(source) for piece in (os.path.relpath(path, ROOT).encode(), open(path, "rb").read()))
+              for source in {job.source for job in jobs}}
     counts = lambda job: recorded_counts().get(compilation_name(job), []) if is_counted(job) else []
     compared = str(bool(recorded_counts()))
-    parts = lambda job: [shared, compilers[job.target], compared, job.target, job.source.removeprefix(ROOT), *job.options, *counts(job)]
-    return {job: hash_of([*(part.encode() for part in parts(job)), texts[job.source]]) for job in jobs}
+    parts = lambda job: [scripts, compilers[job.target], compared, job.target, inputs[job.source], *job.options, *counts(job)]
+    return {job: hash_of(part.encode() for part in parts(job)) for job in jobs}
 
 
 def cache_path():
@@ -237,30 +257,51 @@ def run(jobs, records):
     return succeeded, counts, failed
 
 
+def arguments():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--record", action="store_true")
+    parser.add_argument("--turn", type=int)
+    parser.add_argument("folders", nargs="*")
+    return parser.parse_args()
+
+
 def main():
     if missing := missing_tools():
         sys.exit("missing: " + ", ".join(missing) + "\n" + __doc__)
-    records, folders = "--record" in sys.argv[1:], [a for a in sys.argv[1:] if a != "--record"]
-    sources = sources_of(folders) + ([] if folders else [HEADER_TEST])
+    args = arguments()
+    sources = sources_of(args.folders) + ([] if args.folders else [HEADER_TEST])
     every = [job for source in sources for job in jobs_of(source)]
-    began, path = time.time(), cache_path()
-    if records:
-        if folders and os.path.exists(COUNTS) and not recorded_counts():
-            sys.exit(f"{COUNTS} is of another compiler than {clang_version()}: record all kernels")
-        _, counts, failed = run([job for job in every if is_counted(job)], records)
-        record(every, counts)
-        sys.exit(bool(failed))
+    if args.record:
+        record_counts(every, args.folders)
     if not recorded_counts():
         print(f"machine code is not compared: {os.path.basename(COUNTS)} is of another compiler than {clang_version()}")
-    keys = keys_of(every)
+    compile_changed(every, sources, args)
+
+
+def record_counts(every, folders):
+    if folders and os.path.exists(COUNTS) and not recorded_counts():
+        sys.exit(f"{COUNTS} is of another compiler than {clang_version()}: record all kernels")
+    _, counts, failed = run([job for job in every if is_counted(job)], True)
+    record(every, counts)
+    sys.exit(bool(failed))
+
+
+def compile_changed(every, sources, args):
+    """Compiles those of `every` job that no earlier run has compiled, and ends the process."""
+    began, path, keys = time.time(), cache_path(), keys_of(every)
     cached = set(open(path).read().split()) if os.path.exists(path) else set()
-    jobs = [job for job in every if keys[job] not in cached]
-    succeeded, _, failed = run(jobs, records)
+    groups = compiled_list.group_by_source(every, keys, ROOT)
+    skipped = set() if args.turn is None else compiled_list.skipped_in_turn(groups, args.turn)
+    jobs = [job for job in every if keys[job] not in cached and job not in skipped]
+    succeeded, _, failed = run(jobs, False)
     cached |= {keys[job] for job in succeeded}
     os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
     with open(path, "w") as file:
-        file.write("\n".join(sorted(cached if folders else cached & set(keys.values()))) + "\n")
-    print(f"{len(jobs)} compiles of {len(sources)} sources, {failed} failed, {len(every) - len(jobs)} cached by earlier runs, "
+        file.write("\n".join(sorted(cached if args.folders else cached & set(keys.values()))) + "\n")
+    if args.turn is None:
+        existing = [job for source in [*sources_of([]), HEADER_TEST] for job in jobs_of(source)]
+        compiled_list.write(groups, compiled_list.group_by_source(existing, keys_of(existing), ROOT).keys(), cached)
+    print(f"{len(jobs)} compiles of {len(sources)} sources, {failed} failed, {len(every) - len(jobs)} unchanged since earlier runs, "
           f"{time.time() - began:.0f} s")
     sys.exit(bool(failed))
 

@@ -35,6 +35,14 @@ impl ActivationScaling {
         }
     }
 
+    /// Returns the scale of [`Static`](Self::Static) scaling.
+    pub(crate) fn static_scale(self) -> Option<f32> {
+        match self {
+            Self::Static(scale) => Some(scale),
+            Self::Dynamic | Self::PowerOfTwo => None,
+        }
+    }
+
     /// Returns the activation scaling of a weight matrix that is stacked from several matrices (such as Q, K
     /// and V), given the scaling of each. If all are static, the result is the maximum of their scales, as in
     /// vLLM. If they have different kinds of scaling, the result is `Dynamic`.

@@ -1,9 +1,9 @@
 //! Argument structs that several ops share: batch metadata of attention, RoPE tables, fusions of linear
 //! layers, MoE routes and expert weights.
 
-use device::{DType, MatMut, MatRef};
+use device::{DType, DeviceError, MatMut, MatRef, check_dtype, check_size};
 
-use crate::{PackedMatrix, PackedMatrixGroup};
+use crate::{GateActivation, PackedMatrix, PackedMatrixGroup};
 
 /// Number of query channels and of key channels of a QKV projection `[tokens, query + key + value channels]`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -127,9 +127,10 @@ pub struct RopeCosSin<'a> {
 pub struct QkNormRopeArgs<'a> {
     /// QKV projections `[tokens, (heads + 2 kv_heads) · head_dim]`: query heads, key heads, value heads.
     pub qkv: MatRef<'a>,
-    /// Weight `[head_dim]` of the query norm; `None` = the model has no query norm.
+    /// Weight `[head_dim]` of the query norm, in the type of `qkv`, or in f32 (see
+    /// [`RmsNorm`](crate::RmsNorm)); `None` = the model has no query norm.
     pub q_norm: Option<MatRef<'a>>,
-    /// Weight `[head_dim]` of the key norm; `None` = the model has no key norm.
+    /// Weight `[head_dim]` of the key norm, in the type of `q_norm`; `None` = the model has no key norm.
     pub k_norm: Option<MatRef<'a>>,
     /// Epsilon of both RMS norms, added to the mean square.
     pub eps: f32,
@@ -148,7 +149,39 @@ pub struct QkNormRopeArgs<'a> {
     pub kv_scales: [f32; 2],
 }
 
-/// Arguments of [`PagedAttention`](crate::PagedAttention).
+impl QkNormRopeArgs<'_> {
+    /// Element type of the norm weights; `None` = the model has no query and key norms.
+    pub(crate) fn norm_dtype(&self) -> Option<DType> {
+        self.q_norm.or(self.k_norm).map(|weight| weight.dtype())
+    }
+}
+
+/// Keys that the queries of a layer attend to, in addition to the causal mask.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct AttentionKeyRange {
+    /// First position that attention reads; no query is at an earlier position. 1 in an MTP module or EAGLE-3
+    /// layer, which has no KV entry for position 0; otherwise 0.
+    pub first_position: usize,
+    /// Size of the sliding window: maximum number of keys that a query attends to, including its own. `None`
+    /// = the whole context.
+    pub window: Option<usize>,
+}
+
+impl AttentionKeyRange {
+    /// Returns the first key that the query at `position` attends to: `max(first_position, position + 1 −
+    /// window)`.
+    #[must_use]
+    pub const fn first_key(self, position: usize) -> usize {
+        let begin = match self.window {
+            Some(window) => (position + 1).saturating_sub(window),
+            None => 0,
+        };
+        if begin > self.first_position { begin } else { self.first_position }
+    }
+}
+
+/// Arguments of [`PagedAttention`](crate::PagedAttention). No block table entry before the block of the first
+/// key of a row is read.
 #[derive(Debug, Clone, Copy)]
 pub struct PagedAttentionArgs<'a> {
     /// Queries `[tokens, heads · head_dim]`.
@@ -161,22 +194,24 @@ pub struct PagedAttentionArgs<'a> {
     pub layer: usize,
     /// Factor of the attention scores, usually `1 / sqrt(head_dim)`.
     pub scale: f32,
-    /// First position that attention reads; no query is at an earlier position. 1 in an MTP module or EAGLE-3
-    /// layer, which has no KV entry for position 0; otherwise 0.
-    pub first_position: usize,
+    /// Keys that the queries attend to.
+    pub keys: AttentionKeyRange,
+    /// Attention sinks: one score per query head, f32 `[1, heads]`, which is not multiplied by `scale`. It is
+    /// added to the denominator of the softmax as the score of a key whose value is zero. `None` = no sinks.
+    pub sinks: Option<MatRef<'a>>,
 }
 
 /// Ops that [`FusedLinear`](crate::FusedLinear) runs in the same launch as the matrix product. Results equal
 /// those of the separate kernels.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct LinearFusion<'a> {
-    /// RMS norm of the input: its weight `[inputs]` and its epsilon.
+    /// RMS norm of the input: its weight `[inputs]` in the type of the input, and its epsilon.
     pub norm: Option<(MatRef<'a>, f32)>,
     /// Bias added to the outputs; f32 `[outputs]`.
     pub bias: Option<MatRef<'a>>,
-    /// Epilogue `y = silu(gate) · up`, with `y [tokens, outputs / 2]`; the first half of the outputs are the
-    /// gates.
-    pub silu_mul: bool,
+    /// Epilogue `y [tokens, outputs / 2]`: activation of gate and up; the first half of the outputs are the
+    /// gates. `None` = `y` has all outputs.
+    pub gate: Option<GateActivation>,
     /// Adds the product to `y` instead of overwriting `y`; used for the residual stream.
     pub add: bool,
     /// The linear layer that is launched next; the device may prefetch part of its weights during this
@@ -190,8 +225,8 @@ pub struct LinearFusion<'a> {
 pub struct PrefetchHint<'a> {
     /// Weights of the next linear layer.
     pub weight: &'a PackedMatrix,
-    /// Whether the next linear layer is a gate and up projection with `silu_mul`.
-    pub silu_mul: bool,
+    /// Whether the next linear layer is a gate and up projection with a fused activation.
+    pub gated: bool,
 }
 
 /// Prologue of [`PrologueLinear`](crate::PrologueLinear): the op that computes the input of the matrix
@@ -204,13 +239,18 @@ pub enum LinearPrologue<'a> {
         x: MatMut<'a>,
         /// Matrix that is added to the residual stream, `[tokens, inputs]`.
         delta: MatRef<'a>,
-        /// Weight of the norm, `[inputs]`.
+        /// Weight of the norm, `[inputs]`, in the type of `x` or in f32 (see [`RmsNorm`](crate::RmsNorm)).
         norm: MatRef<'a>,
         /// Epsilon of the norm, added to the mean square.
         eps: f32,
     },
-    /// `silu(gate) · up` of a matrix `[tokens, 2 inputs]`, gate columns first.
-    SiluMul(MatRef<'a>),
+    /// Activation of the gate and up columns of a matrix.
+    Gated {
+        /// Gate columns, then up columns: `[tokens, 2 inputs]`.
+        x: MatRef<'a>,
+        /// Function of gate and up.
+        activation: GateActivation,
+    },
 }
 
 impl LinearPrologue<'_> {
@@ -219,7 +259,7 @@ impl LinearPrologue<'_> {
     pub fn rows(&self) -> usize {
         match self {
             Self::AddNorm { x, .. } => x.rows(),
-            Self::SiluMul(x) => x.rows(),
+            Self::Gated { x, .. } => x.rows(),
         }
     }
 }
@@ -285,6 +325,42 @@ pub struct ExpertWeights<'a> {
     pub gate_up: &'a PackedMatrixGroup,
     /// Down projections `[hidden_size, intermediate_size]` of each expert.
     pub down: &'a PackedMatrixGroup,
+    /// Function that computes the input of a down projection from gate and up.
+    pub activation: GateActivation,
+    /// Biases of the gate and up projections of each expert, f32 `[len, 2 intermediate_size]`.
+    pub gate_up_bias: Option<MatRef<'a>>,
+    /// Biases of the down projection of each expert, f32 `[len, hidden_size]`. They are added before the
+    /// multiplication by the routing weight.
+    pub down_bias: Option<MatRef<'a>>,
+}
+
+impl<'a> ExpertWeights<'a> {
+    /// Creates experts without biases, whose activation is SiLU.
+    #[must_use]
+    pub const fn unbiased(
+        first_expert: usize,
+        gate_up: &'a PackedMatrixGroup,
+        down: &'a PackedMatrixGroup,
+    ) -> Self {
+        let activation = GateActivation::Silu;
+        Self { first_expert, gate_up, down, activation, gate_up_bias: None, down_bias: None }
+    }
+
+    /// Whether a projection has biases.
+    pub(crate) const fn has_biases(&self) -> bool {
+        self.gate_up_bias.is_some() || self.down_bias.is_some()
+    }
+
+    /// Checks that the types and shapes of biases agree with the projections.
+    pub(crate) fn check_biases(&self, kernel: &'static str) -> Result<(), DeviceError> {
+        let all = [(self.gate_up_bias, self.gate_up), (self.down_bias, self.down)];
+        for (bias, group) in all.into_iter().filter_map(|(bias, group)| Some((bias?, group))) {
+            check_dtype(kernel, "expert bias", bias.dtype(), DType::F32)?;
+            check_size(kernel, "rows of expert bias", bias.rows(), group.len())?;
+            check_size(kernel, "columns of expert bias", bias.cols(), group.n())?;
+        }
+        Ok(())
+    }
 }
 
 #[cfg(test)]

@@ -146,17 +146,18 @@ impl KernelBackend {
         }
     }
 
-    /// Packs the up-projections of MLA, one matrix per head.
+    /// Packs matrices of the same shape as [`pack_group`](Self::pack_group) does, but row-major on GPUs: the
+    /// up-projections of MLA, one matrix per head, and experts with biases.
     ///
     /// Errors: shapes differ, or allocation fails.
-    pub fn pack_mla_heads(
+    pub fn pack_row_major(
         &self,
         matrices: &[Vec<HostMat<'_>>],
         dtype: DType,
     ) -> Result<PackedMatrixGroup, DeviceError> {
         match self {
             Self::Cpu(cpu) => cpu.pack_group(matrices, dtype, false),
-            Self::Gpu(gpu) => gpu.pack_mla_heads(matrices, dtype),
+            Self::Gpu(gpu) => gpu.pack_row_major(matrices, dtype),
         }
     }
 

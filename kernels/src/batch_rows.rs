@@ -3,7 +3,7 @@
 
 use device::DeviceError;
 
-use crate::AttentionMetadata;
+use crate::{AttentionKeyRange, AttentionMetadata};
 
 impl AttentionMetadata<'_> {
     /// Number of rows of the step.
@@ -40,13 +40,14 @@ impl AttentionMetadata<'_> {
         self.context(r) == 0
     }
 
-    /// Checks the arrays: rows must not overlap or exceed `tokens`, and block ids must be inside a KV pool of
-    /// `blocks` blocks of `block_tokens` tokens.
+    /// Checks the arrays: rows must not overlap or exceed `tokens`, and the block ids of the keys in `keys`
+    /// must be inside a KV pool of `blocks` blocks of `block_tokens` tokens.
     pub(crate) fn check(
         &self,
         tokens: usize,
         blocks: usize,
         block_tokens: usize,
+        keys: AttentionKeyRange,
     ) -> Result<(), DeviceError> {
         const KERNEL: &str = "paged_attention";
         let shape =
@@ -85,7 +86,8 @@ impl AttentionMetadata<'_> {
             if used > table.len() {
                 return Err(shape("block_tables", table.len(), used));
             }
-            for &block in &table[..used] {
+            let first = keys.first_key((context as usize).saturating_sub(to - from)) / block_tokens;
+            for &block in &table[first.min(used)..used] {
                 if block < 0 || block as usize >= blocks {
                     let (what, index, limit) = ("block", i64::from(block), blocks);
                     return Err(DeviceError::Index { kernel: KERNEL, what, index, limit });

@@ -20,6 +20,7 @@ mod check;
 mod content_digest;
 pub mod cpu;
 mod expert_load;
+mod gate_activation;
 pub mod gpu;
 mod host_mat;
 mod kv_layout;
@@ -33,13 +34,14 @@ mod vocab_shard;
 
 pub use activation_scaling::ActivationScaling;
 pub use args::{
-    AllReduceShape, AttentionMetadata, BatchUpperBounds, ExpertParallelLayout, ExpertWeights,
-    LinearFusion, LinearPrologue, PagedAttentionArgs, PrefetchHint, QkChannelCounts,
+    AllReduceShape, AttentionKeyRange, AttentionMetadata, BatchUpperBounds, ExpertParallelLayout,
+    ExpertWeights, LinearFusion, LinearPrologue, PagedAttentionArgs, PrefetchHint, QkChannelCounts,
     QkNormRopeArgs, RopeCosSin, SoftmaxRouterArgs, TopKRoutes,
 };
 pub use backend::KernelBackend;
 pub use content_digest::{HashedMatrixPart, digest_bytes};
 pub use expert_load::ExpertLoadArgs;
+pub use gate_activation::GateActivation;
 pub use host_mat::{HostMat, HostScales};
 pub use kv_layout::{KvLayout, KvTileOrder};
 pub use mla::{MlaAttentionArgs, MlaKvLayout, MlaPrologueArgs, MlaUpProjections};

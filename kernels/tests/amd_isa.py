@@ -12,7 +12,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "tests/bench/results/cpu/amd_isa.md"
 ARCHITECTURES = ["gfx942", "gfx950"]
 # The tests of one-shot all-reduces, whose kernels run on several emulated GPUs, are in the crate `collectives`.
-SUITES = [["-p", "kernels", "--test", "gpu"], ["-p", "collectives", "--test", "devices"]]
+SUITES = [["--test", "gpu"], ["--test", "devices"]]
 Run = collections.namedtuple("Run", "passed seconds counters")
 
 

@@ -2,8 +2,9 @@
 
 use device::DType;
 use kernels::{
-    PagedAttention, PagedAttentionArgs, QkChannelCounts, QkFullNorm, QkNormRopeArgs,
-    QkNormRopeKvWrite, QkSquareSums, QueryTemperatureScaling, RopeAttention, RopeCosSin,
+    AttentionKeyRange, PagedAttention, PagedAttentionArgs, QkChannelCounts, QkFullNorm,
+    QkNormRopeArgs, QkNormRopeKvWrite, QkSquareSums, QueryTemperatureScaling, RopeAttention,
+    RopeCosSin,
 };
 
 use crate::error::check_size;
@@ -22,9 +23,10 @@ pub struct RopeTable {
 /// write.
 #[derive(Debug, Clone, Copy)]
 pub struct QkNormRopeParams<'a> {
-    /// Weight `[head_dim]` of the per-head query norm; `None` = the model has no such norm.
+    /// Weight `[head_dim]` of the per-head query norm, in the activation type or in f32 (see [`Ops::rms_norm`]);
+    /// `None` = the model has no such norm.
     pub q_norm: Option<&'a Tensor>,
-    /// Weight `[head_dim]` of the per-head key norm; `None` = the model has no such norm.
+    /// Weight `[head_dim]` of the per-head key norm, in the type of `q_norm`; `None` = the model has no such norm.
     pub k_norm: Option<&'a Tensor>,
     /// Epsilon of the query norm and of the key norm, which is added to the mean square.
     pub eps: f32,
@@ -48,8 +50,8 @@ pub struct QkFullNormWeights<'a> {
 }
 
 /// Parameters of one attention layer, in addition to those in the layout of the KV pool.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct AttentionLayerParams {
+#[derive(Debug, Clone, Copy)]
+pub struct AttentionLayerParams<'a> {
     /// Number of query heads on this rank. The number of KV heads and the head size are in the layout of the
     /// KV pool.
     pub heads: usize,
@@ -57,9 +59,11 @@ pub struct AttentionLayerParams {
     pub layer: usize,
     /// Softmax scale of the scores, usually `head_dim^-½`.
     pub scale: f32,
-    /// First position that attention reads. Earlier positions are masked and must have no queries; 0 = no
-    /// position is masked.
-    pub first_position: usize,
+    /// Keys that the queries attend to.
+    pub keys: AttentionKeyRange,
+    /// Attention sinks: one score per query head of this rank, f32 `[heads]`, which joins the denominator of
+    /// the softmax. `None` = no sinks.
+    pub sinks: Option<&'a Tensor>,
 }
 
 impl Ops {
@@ -139,7 +143,7 @@ impl Ops {
         &self,
         qkv: &Tensor,
         weights: &QkNormRopeParams<'_>,
-        shape: &AttentionLayerParams,
+        shape: &AttentionLayerParams<'_>,
         kv: &KvPool,
         batch: &DeviceBatchMetadata,
     ) -> Result<Tensor, OpError> {
@@ -147,23 +151,21 @@ impl Ops {
         let args = qk_rope(qkv, weights, shape, batch)?;
         let (rows, layout) = (batch.attention_metadata()?, kv.head_layout("rope_attention")?);
         let fused = fuses_rope_attention(&self.device, &args, &rows, layout);
-        if shape.first_position > 0 || !fused {
+        // The fused kernel reads the whole context and has no sinks.
+        if shape.keys != AttentionKeyRange::default() || shape.sinks.is_some() || !fused {
             let q = self.qk_norm_rope_kv_write(qkv, weights, shape, kv, batch)?;
             return self.paged_attention(&q, shape, kv, batch);
         }
         let mut o = self.scratch(qkv.dtype(), &[qkv.rows(), shape.heads * layout.head_dim])?;
-        let (s, out) = (&self.stream, o.mat_mut()?);
-        self.device.launch(
-            s,
-            RopeAttention {
-                o: out,
-                pool: &mut kv.write(),
-                layout,
-                qk: &args,
-                rows: &rows,
-                scale: shape.scale,
-            },
-        )?;
+        let op = RopeAttention {
+            o: o.mat_mut()?,
+            pool: &mut kv.write(),
+            layout,
+            qk: &args,
+            rows: &rows,
+            scale: shape.scale,
+        };
+        self.device.launch(&self.stream, op)?;
         Ok(o)
     }
 
@@ -175,7 +177,7 @@ impl Ops {
         &self,
         qkv: &Tensor,
         weights: &QkNormRopeParams<'_>,
-        shape: &AttentionLayerParams,
+        shape: &AttentionLayerParams<'_>,
         kv: &KvPool,
         batch: &DeviceBatchMetadata,
     ) -> Result<Tensor, OpError> {
@@ -195,7 +197,7 @@ impl Ops {
     pub fn paged_attention(
         &self,
         q: &Tensor,
-        shape: &AttentionLayerParams,
+        shape: &AttentionLayerParams<'_>,
         kv: &KvPool,
         batch: &DeviceBatchMetadata,
     ) -> Result<Tensor, OpError> {
@@ -206,7 +208,8 @@ impl Ops {
             heads: shape.heads,
             layer: shape.layer,
             scale: shape.scale,
-            first_position: shape.first_position,
+            keys: shape.keys,
+            sinks: shape.sinks.map(Tensor::mat).transpose()?,
         };
         let (s, out, layout) = (&self.stream, o.mat_mut()?, kv.head_layout("paged_attention")?);
         self.device.launch(s, PagedAttention { o: out, pool: &kv.read(), layout, args: &args })?;
@@ -217,7 +220,7 @@ impl Ops {
 fn qk_rope<'a>(
     qkv: &'a Tensor,
     weights: &QkNormRopeParams<'a>,
-    shape: &AttentionLayerParams,
+    shape: &AttentionLayerParams<'_>,
     batch: &'a DeviceBatchMetadata,
 ) -> Result<QkNormRopeArgs<'a>, OpError> {
     Ok(QkNormRopeArgs {

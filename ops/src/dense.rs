@@ -7,8 +7,9 @@ use std::sync::Arc;
 
 use device::{DType, DeviceError, DeviceStream, MemInfo};
 use kernels::{
-    AddRmsNorm, HostMat, KernelBackend, Linear, LogitSoftcap, PackedEmbedding, RmsNorm, RowGather,
-    SigmoidGatedAdd, SiluMul, TensorAdd, TensorScalarMul, TokenEmbedding,
+    AddRmsNorm, GateActivation, GatedActivation, HostMat, KernelBackend, Linear, LogitSoftcap,
+    PackedEmbedding, RmsNorm, RowGather, SigmoidGatedAdd, TensorAdd, TensorScalarMul,
+    TokenEmbedding,
 };
 
 use crate::arena::{BufferArena, TensorStorage};
@@ -211,7 +212,8 @@ impl Ops {
     }
 
     /// Root-mean-square norm: `y = w · cast(x / sqrt(mean(x²) + eps))`; `x` and `y` are `[tokens,
-    /// hidden_size]`, `w` is `[hidden_size]`. Source: Zhang and Sennrich, 2019.
+    /// hidden_size]`, `w` is `[hidden_size]`. `cast` rounds to the activation type; if `w` is f32, only `y` is
+    /// rounded. Source: Zhang and Sennrich, 2019.
     pub fn rms_norm(&self, x: &Tensor, w: &Tensor, eps: f32) -> Result<Tensor, OpError> {
         let mut y = self.scratch(x.dtype(), x.shape())?;
         self.device.launch(
@@ -259,11 +261,16 @@ impl Ops {
         Ok(y)
     }
 
-    /// `y = silu(gate) · up`: `x [tokens, 2 · cols]` has the gate columns, then the up columns; `y` is
-    /// `[tokens, cols]`.
-    pub fn silu_mul(&self, x: &Tensor) -> Result<Tensor, OpError> {
+    /// Returns the activation of gate and up `[tokens, cols]`: `x [tokens, 2 · cols]` has the gate columns, then
+    /// the up columns.
+    pub fn gated_activation(
+        &self,
+        x: &Tensor,
+        activation: GateActivation,
+    ) -> Result<Tensor, OpError> {
         let mut y = self.scratch(x.dtype(), &[x.rows(), x.cols() / 2])?;
-        self.device.launch(&self.stream, SiluMul { y: y.mat_mut()?, x: x.mat()? })?;
+        let op = GatedActivation { y: y.mat_mut()?, x: x.mat()?, activation };
+        self.device.launch(&self.stream, op)?;
         Ok(y)
     }
 

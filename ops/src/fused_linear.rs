@@ -1,6 +1,6 @@
 //! Linear layers fused with the ops before and after them, as [`LinearFusionPlan`] decides.
 
-use kernels::{FusedLinear, LinearFusion, LinearPrologue, PrologueLinear};
+use kernels::{FusedLinear, GateActivation, LinearFusion, LinearPrologue, PrologueLinear};
 
 use crate::launch_plan::LinearFusionPlan;
 use crate::prefetch::PrefetchTarget;
@@ -9,20 +9,37 @@ use crate::{OpError, Ops, PackedLinear, Tensor};
 /// Weight and epsilon of the root-mean-square norm whose result is the input of a linear layer.
 #[derive(Debug, Clone, Copy)]
 pub struct RmsNormParams<'a> {
-    /// Weight of the norm, `[inputs]` with the number of inputs of the linear layer.
+    /// Weight of the norm, `[inputs]` with the number of inputs of the linear layer, in the activation type or
+    /// in f32 (see [`Ops::rms_norm`]).
     pub weight: &'a Tensor,
     /// Epsilon, which is added to the mean square.
     pub eps: f32,
 }
 
-/// Input of a down projection: the product `silu(gate) · up`, or gate and up if the prologue of the down
-/// projection computes the product.
+/// Projections and activation function of a gated MLP.
+#[derive(Debug, Clone, Copy)]
+pub struct GatedMlpWeights<'a> {
+    /// Gate and up projection `[2 · intermediate_size, inputs]`, gate rows first.
+    pub gate_up: &'a PackedLinear,
+    /// Down projection `[outputs, intermediate_size]`.
+    pub down: &'a PackedLinear,
+    /// Function that computes the input of the down projection from gate and up.
+    pub activation: GateActivation,
+}
+
+/// Input of a down projection: the activation of gate and up, or gate and up if the prologue of the down
+/// projection computes the activation.
 #[derive(Debug)]
 pub enum DownProjectionInput {
-    /// Gate columns, then up columns: `[tokens, 2 · intermediate_size]`.
-    GateUp(Tensor),
-    /// The product `silu(gate) · up`: `[tokens, intermediate_size]`.
-    Product(Tensor),
+    /// Gate and up, to which the prologue applies the activation function.
+    GateUp {
+        /// Gate columns, then up columns: `[tokens, 2 · intermediate_size]`.
+        gate_up: Tensor,
+        /// Function of gate and up.
+        activation: GateActivation,
+    },
+    /// The activation: `[tokens, intermediate_size]`.
+    Activation(Tensor),
 }
 
 impl Ops {
@@ -38,7 +55,7 @@ impl Ops {
         norm: RmsNormParams<'_>,
         w: &PackedLinear,
     ) -> Result<Tensor, OpError> {
-        if !self.linear_plan(x.rows(), w).is_fused() {
+        if !self.linear_plan(x.rows(), w).is_fused_with_norm(norm.weight.dtype()) {
             return self.linear(&self.rms_norm(x, norm.weight, norm.eps)?, w);
         }
         let fusion =
@@ -46,39 +63,39 @@ impl Ops {
         self.launch_fused_linear(x, w, fusion, w.outputs())
     }
 
-    /// Returns `silu(gate) · up` of the linear layer `norm(x) Wᵀ + bias`: `x [tokens, inputs]`, norm weight
-    /// `[inputs]`, `W [2 · intermediate_size, inputs]`, result `[tokens, intermediate_size]`.
-    pub fn norm_linear_silu_mul(
+    /// Returns the activation of gate and up, which are the halves of the columns of `norm(x) Wᵀ + bias`: `x
+    /// [tokens, inputs]`, norm weight `[inputs]`, `W [2 · intermediate_size, inputs]`, result `[tokens,
+    /// intermediate_size]`.
+    pub fn norm_linear_activation(
         &self,
         x: &Tensor,
         norm: RmsNormParams<'_>,
         w: &PackedLinear,
+        activation: GateActivation,
     ) -> Result<Tensor, OpError> {
-        if !self.linear_plan(x.rows(), w).is_fused() {
-            return self.linear_silu_mul(&self.rms_norm(x, norm.weight, norm.eps)?, w);
+        if !self.linear_plan(x.rows(), w).is_fused_with_norm(norm.weight.dtype()) {
+            let h = self.rms_norm(x, norm.weight, norm.eps)?;
+            return self.linear_activation(&h, w, activation);
         }
         let norm = Some((norm.weight.mat()?, norm.eps));
-        self.launch_fused_linear(
-            x,
-            w,
-            LinearFusion { norm, silu_mul: true, ..LinearFusion::default() },
-            w.outputs() / 2,
-        )
+        let fusion = LinearFusion { norm, gate: Some(activation), ..LinearFusion::default() };
+        self.launch_fused_linear(x, w, fusion, w.outputs() / 2)
     }
 
-    /// Returns `silu(gate) · up` of the linear layer `x Wᵀ + bias`: `x [tokens, inputs]`, `W [2 ·
-    /// intermediate_size, inputs]`, result `[tokens, intermediate_size]`.
-    pub fn linear_silu_mul(&self, x: &Tensor, w: &PackedLinear) -> Result<Tensor, OpError> {
-        let fused = self.linear_plan(x.rows(), w).is_fused_with_silu_mul();
+    /// Returns the activation of gate and up, which are the halves of the columns of `x Wᵀ + bias`: `x [tokens,
+    /// inputs]`, `W [2 · intermediate_size, inputs]`, result `[tokens, intermediate_size]`.
+    pub fn linear_activation(
+        &self,
+        x: &Tensor,
+        w: &PackedLinear,
+        activation: GateActivation,
+    ) -> Result<Tensor, OpError> {
+        let fused = self.linear_plan(x.rows(), w).is_fused_with_gate();
         if w.bias.is_some() || !fused {
-            return self.silu_mul(&self.linear(x, w)?);
+            return self.gated_activation(&self.linear(x, w)?, activation);
         }
-        self.launch_fused_linear(
-            x,
-            w,
-            LinearFusion { silu_mul: true, ..LinearFusion::default() },
-            w.outputs() / 2,
-        )
+        let fusion = LinearFusion { gate: Some(activation), ..LinearFusion::default() };
+        self.launch_fused_linear(x, w, fusion, w.outputs() / 2)
     }
 
     /// `x += h Wᵀ + bias` for the residual stream `x [tokens, outputs]` and `h [tokens, inputs]`. If fusing
@@ -118,81 +135,91 @@ impl Ops {
         self.launch_with_prologue(LinearPrologue::AddNorm { x: x.mat_mut()?, delta, norm, eps }, w)
     }
 
-    /// `y = (silu(gate) · up) Wᵀ + bias`: `x [tokens, 2 · inputs]` has the gate columns, then the up columns;
-    /// `y` is `[tokens, outputs]`.
-    pub fn silu_mul_linear(&self, x: &Tensor, w: &PackedLinear) -> Result<Tensor, OpError> {
+    /// `y = h Wᵀ + bias`, where `h` is the activation of gate and up: `x [tokens, 2 · inputs]` has the gate
+    /// columns, then the up columns; `y` is `[tokens, outputs]`.
+    pub fn activation_linear(
+        &self,
+        x: &Tensor,
+        w: &PackedLinear,
+        activation: GateActivation,
+    ) -> Result<Tensor, OpError> {
         if !self.linear_plan(x.rows(), w).has_prologue() {
-            return self.linear(&self.silu_mul(x)?, w);
+            return self.linear(&self.gated_activation(x, activation)?, w);
         }
-        self.launch_with_prologue(LinearPrologue::SiluMul(x.mat()?), w)
+        self.launch_with_prologue(LinearPrologue::Gated { x: x.mat()?, activation }, w)
     }
 
-    /// Returns `silu(gate) · up` of the linear layer `gate_up` over `norm(x)`, as input of the linear layer
-    /// `down`: `x [tokens, inputs]`, weight of `gate_up` `[2 · intermediate_size, inputs]`.
+    /// Returns the input of the down projection of the gated MLP `mlp` over `norm(x)`: `x [tokens, inputs]`.
     pub fn norm_linear_gated(
         &self,
         x: &Tensor,
         norm: RmsNormParams<'_>,
-        gate_up: &PackedLinear,
-        down: &PackedLinear,
+        mlp: GatedMlpWeights<'_>,
     ) -> Result<DownProjectionInput, OpError> {
+        let GatedMlpWeights { gate_up, down, activation } = mlp;
         if self.linear_plan(x.rows(), down).has_prologue() {
-            return Ok(DownProjectionInput::GateUp(self.norm_linear(x, norm, gate_up)?));
+            let gate_up = self.norm_linear(x, norm, gate_up)?;
+            return Ok(DownProjectionInput::GateUp { gate_up, activation });
         }
-        Ok(DownProjectionInput::Product(self.norm_linear_silu_mul(x, norm, gate_up)?))
+        let h = self.norm_linear_activation(x, norm, gate_up, activation)?;
+        Ok(DownProjectionInput::Activation(h))
     }
 
-    /// Adds `delta [tokens, inputs]` to `x`, then returns `silu(gate) · up` of the linear layer `gate_up`
-    /// over `norm(x)`, as input of the linear layer `down`. See [`Ops::norm_linear_gated`].
+    /// Adds `delta [tokens, inputs]` to `x`, then returns the input of the down projection of the gated MLP
+    /// `mlp` over `norm(x)`. See [`Ops::norm_linear_gated`].
     pub fn add_norm_linear_gated(
         &self,
         x: &mut Tensor,
         delta: &Tensor,
         norm: RmsNormParams<'_>,
-        gate_up: &PackedLinear,
-        down: &PackedLinear,
+        mlp: GatedMlpWeights<'_>,
     ) -> Result<DownProjectionInput, OpError> {
-        let rows = x.rows();
+        let (rows, GatedMlpWeights { gate_up, down, activation }) = (x.rows(), mlp);
         if self.linear_plan(rows, down).has_prologue() {
-            return Ok(DownProjectionInput::GateUp(self.add_norm_linear(x, delta, norm, gate_up)?));
+            let gate_up = self.add_norm_linear(x, delta, norm, gate_up)?;
+            return Ok(DownProjectionInput::GateUp { gate_up, activation });
         }
-        if self.linear_plan(rows, gate_up).has_prologue() {
-            return Ok(DownProjectionInput::Product(
-                self.silu_mul(&self.add_norm_linear(x, delta, norm, gate_up)?)?,
-            ));
-        }
-        let h = self.add_rms_norm(x, delta, norm.weight, norm.eps)?;
-        Ok(DownProjectionInput::Product(self.linear_silu_mul(&h, gate_up)?))
+        let h = if self.linear_plan(rows, gate_up).has_prologue() {
+            self.gated_activation(&self.add_norm_linear(x, delta, norm, gate_up)?, activation)?
+        } else {
+            let h = self.add_rms_norm(x, delta, norm.weight, norm.eps)?;
+            self.linear_activation(&h, gate_up, activation)?
+        };
+        Ok(DownProjectionInput::Activation(h))
     }
 
-    /// Returns `silu(gate) · up` of the linear layer `gate_up` over `h [tokens, inputs]`, to which the norm
-    /// has been applied already, as input of the linear layer `down`. See [`Ops::norm_linear_gated`].
+    /// Returns the input of the down projection of the gated MLP `mlp` over `h [tokens, inputs]`, to which the
+    /// norm has been applied already. See [`Ops::norm_linear_gated`].
     pub fn linear_gated(
         &self,
         h: &Tensor,
-        gate_up: &PackedLinear,
-        down: &PackedLinear,
+        mlp: GatedMlpWeights<'_>,
     ) -> Result<DownProjectionInput, OpError> {
+        let GatedMlpWeights { gate_up, down, activation } = mlp;
         if self.linear_plan(h.rows(), down).has_prologue() {
-            return Ok(DownProjectionInput::GateUp(self.linear(h, gate_up)?));
+            let gate_up = self.linear(h, gate_up)?;
+            return Ok(DownProjectionInput::GateUp { gate_up, activation });
         }
-        Ok(DownProjectionInput::Product(self.linear_silu_mul(h, gate_up)?))
+        let h = self.linear_activation(h, gate_up, activation)?;
+        Ok(DownProjectionInput::Activation(h))
     }
 
-    /// `y = (silu(gate) · up) Wᵀ + bias` for the gated activation `h`: `y [tokens, outputs]`.
+    /// `y = h Wᵀ + bias` for the input `h` of the down projection `W`: `y [tokens, outputs]`.
     pub fn gated_linear(
         &self,
         h: &DownProjectionInput,
         w: &PackedLinear,
     ) -> Result<Tensor, OpError> {
         match h {
-            DownProjectionInput::GateUp(gate_up) => self.silu_mul_linear(gate_up, w),
-            DownProjectionInput::Product(h) => self.linear(h, w),
+            DownProjectionInput::GateUp { gate_up, activation } => {
+                self.activation_linear(gate_up, w, *activation)
+            }
+            DownProjectionInput::Activation(h) => self.linear(h, w),
         }
     }
 
-    /// `x += (silu(gate) · up) Wᵀ + bias` for the gated activation `h`. If fusing the addition with the norm
-    /// that follows is faster, returns the addend instead and leaves `x` unchanged. See [`Ops::linear_add`].
+    /// `x += h Wᵀ + bias` for the input `h` of the down projection `W`. If fusing the addition with the norm that
+    /// follows is faster, returns the addend instead and leaves `x` unchanged. See [`Ops::linear_add`].
     pub fn gated_linear_add(
         &self,
         x: &mut Tensor,
@@ -200,8 +227,10 @@ impl Ops {
         w: &PackedLinear,
     ) -> Result<Option<Tensor>, OpError> {
         match h {
-            DownProjectionInput::GateUp(gate_up) => self.silu_mul_linear(gate_up, w).map(Some),
-            DownProjectionInput::Product(h) => self.linear_add(x, h, w),
+            DownProjectionInput::GateUp { gate_up, activation } => {
+                self.activation_linear(gate_up, w, *activation).map(Some)
+            }
+            DownProjectionInput::Activation(h) => self.linear_add(x, h, w),
         }
     }
 
@@ -229,7 +258,7 @@ impl Ops {
     ) -> Result<Tensor, OpError> {
         let mut y = self.scratch(x.dtype(), &[x.rows(), outputs])?;
         let bias = w.bias.as_ref().map(|b| b.mat()).transpose()?;
-        let next = self.launch_order.launch(w, fusion.silu_mul);
+        let next = self.launch_order.launch(w, fusion.gate.is_some());
         let prefetch = next.as_ref().map(PrefetchTarget::hint);
         let fusion = LinearFusion { bias, prefetch, ..fusion };
         let (s, out) = (&self.stream, y.mat_mut()?);

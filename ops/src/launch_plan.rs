@@ -28,18 +28,23 @@ pub(crate) struct LinearFusionPlan<'a> {
 }
 
 impl LinearFusionPlan<'_> {
-    /// Whether the linear layer can be fused with a norm before it, and with a residual addition or
-    /// `silu_mul` after it.
+    /// Whether the linear layer can be fused with a residual addition or a gate activation after it, and with
+    /// a norm before it whose weight has the type of the activations.
     pub(crate) fn is_fused(self) -> bool {
         FusedLinear::supports(self.backend, self.rows, self.dtype, self.weight)
     }
 
-    /// Whether the linear layer can be fused with `silu_mul` (`silu(gate) · up`) after it.
-    pub(crate) fn is_fused_with_silu_mul(self) -> bool {
-        FusedLinear::supports_silu_mul(self.backend, self.rows, self.dtype, self.weight)
+    /// Whether the linear layer can be fused with a norm before it, whose weight has type `norm`.
+    pub(crate) fn is_fused_with_norm(self, norm: DType) -> bool {
+        norm == self.dtype && self.is_fused()
     }
 
-    /// Whether the linear layer can run the op before it (norm or `silu_mul`) as a prologue that stores its
+    /// Whether the linear layer can be fused with a gate activation after it.
+    pub(crate) fn is_fused_with_gate(self) -> bool {
+        FusedLinear::supports_gate(self.backend, self.rows, self.dtype, self.weight)
+    }
+
+    /// Whether the linear layer can run the op before it (norm or gated activation) as a prologue that stores its
     /// output in fp8.
     pub(crate) fn has_prologue(self) -> bool {
         PrologueLinear::supports(self.backend, self.rows, self.dtype, self.weight)

@@ -41,7 +41,7 @@ pub use error::OpError;
 pub use expert_load::{
     ExpertLoadCounters, ExpertLoadEntry, ExpertLoadStatsDownload, LayerExpertLoadCounter,
 };
-pub use fused_linear::{DownProjectionInput, RmsNormParams};
+pub use fused_linear::{DownProjectionInput, GatedMlpWeights, RmsNormParams};
 pub use kernels::step::{
     DraftVerification, RULE_HISTORY, RULE_MASKED, RowMetadataField, SAMPLE_ALL_MASKED,
     SAMPLE_DRAFT_ACCEPTED, SAMPLE_NON_FINITE, SAMPLE_OK, SampledToken, SequenceSamplingParams,
@@ -49,14 +49,15 @@ pub use kernels::step::{
     StagingBuffer, StagingHeader,
 };
 pub use kernels::{
-    ActivationScaling, AllGatherFn, BatchUpperBounds, ExpertGroups, ExpertParallelLayout,
-    GroupScoreFunction, HashedMatrixPart, HostMat, KvLayout, KvTileOrder, MlaKvLayout,
-    QkChannelCounts, RouterScoreFunction, VocabParallelSupport, VocabShard, digest_bytes,
+    ActivationScaling, AllGatherFn, AttentionKeyRange, BatchUpperBounds, ExpertGroups,
+    ExpertParallelLayout, GateActivation, GroupScoreFunction, HashedMatrixPart, HostMat, KvLayout,
+    KvTileOrder, MlaKvLayout, QkChannelCounts, RouterScoreFunction, VocabParallelSupport,
+    VocabShard, digest_bytes,
 };
 pub use kv_pool::{KvPool, KvPoolLayout};
 pub use launch_plan::SharedExpertPlan;
 pub use mla::{MlaWeights, PackedMlaUpProjections};
-pub use moe::{ExpertRouting, ExpertsPerToken, PackedExperts, RouterRule};
+pub use moe::{ExpertBiases, ExpertRouting, ExpertsPerToken, PackedExperts, RouterRule};
 pub use moe_dispatch::MoeDispatchPlan;
 pub use pooled_sums::MeanPoolingSums;
 pub use secondary_stream::SecondaryStream;

@@ -44,6 +44,12 @@ impl PackedMlaUpProjections {
     pub fn is_empty(&self) -> bool {
         self.w_uk.is_empty()
     }
+
+    /// Returns the projections as kernel arguments.
+    fn kernel_args(&self) -> MlaUpProjections<'_> {
+        let Self { w_uk, w_uk_t, w_uv } = self;
+        MlaUpProjections { w_uk, w_uk_t: w_uk_t.as_ref(), w_uv }
+    }
 }
 
 impl Ops {
@@ -74,7 +80,7 @@ impl Ops {
             (0..heads).map(of_head).collect::<Vec<_>>()
         };
         let pack =
-            |matrices: &[Vec<HostMat<'_>>]| self.device.pack_mla_heads(matrices, self.dtype());
+            |matrices: &[Vec<HostMat<'_>>]| self.device.pack_row_major(matrices, self.dtype());
         let key_rows = rows(0, qk_nope_head_dim);
         let w_uk_t = if self.dtype() == DType::F32 {
             None
@@ -97,11 +103,13 @@ impl Ops {
         mut q: Tensor,
         kv: &Tensor,
         weights: &MlaWeights<'_>,
-        shape: &AttentionLayerParams,
+        shape: &AttentionLayerParams<'_>,
         pool: &KvPool,
         batch: &DeviceBatchMetadata,
     ) -> Result<Tensor, OpError> {
         self.launch_order.interrupt();
+        check_size("mla_attention", "windows", usize::from(shape.keys.window.is_some()), 0)?;
+        check_size("mla_attention", "sinks", usize::from(shape.sinks.is_some()), 0)?;
         let (layout, heads) = (pool.mla_layout("mla_attention")?, weights.heads);
         let write = mla_kv_write_args(kv, weights, batch, shape.heads, shape.layer)?;
         self.mla_kv_write(&mut q, pool, &write)?;
@@ -110,14 +118,10 @@ impl Ops {
         let args = MlaAttentionArgs {
             q: q.mat()?,
             rows: batch.attention_metadata()?,
-            heads: MlaUpProjections {
-                w_uk: &heads.w_uk,
-                w_uk_t: heads.w_uk_t.as_ref(),
-                w_uv: &heads.w_uv,
-            },
+            heads: heads.kernel_args(),
             layer: shape.layer,
             scale: shape.scale,
-            first_position: shape.first_position,
+            first_position: shape.keys.first_position,
         };
         self.device
             .launch(s, MlaAttention { o: o.mat_mut()?, pool: &pool.read(), layout, args: &args })?;

@@ -2,8 +2,9 @@
 
 use device::DType;
 use kernels::{
-    ExpertGroups, ExpertMlp, ExpertPlacementLookup, ExpertWeights, FusedMoe, GroupedTopKRouting,
-    HostMat, PackedMatrixGroup, RouterScoreFunction, SoftmaxRouterArgs, SoftmaxRouting, TopKRoutes,
+    ExpertGroups, ExpertMlp, ExpertPlacementLookup, ExpertWeights, FusedMoe, GateActivation,
+    GroupedTopKRouting, HostMat, PackedMatrixGroup, RouterScoreFunction, SoftmaxRouterArgs,
+    SoftmaxRouting, TopKRoutes,
 };
 
 use crate::error::check_size;
@@ -69,12 +70,23 @@ impl RouterRule {
     }
 }
 
+/// Biases of the experts of one layer on this rank.
+#[derive(Debug)]
+pub struct ExpertBiases {
+    /// Biases of the gate and up projections, f32 `[experts, 2 · intermediate_size]`.
+    pub gate_up: Tensor,
+    /// Biases of the down projections, f32 `[experts, hidden_size]`.
+    pub down: Tensor,
+}
+
 /// Experts of one layer on this rank, packed for the device.
 #[derive(Debug)]
 pub struct PackedExperts {
     first: usize,
     gate_up: PackedMatrixGroup,
     down: PackedMatrixGroup,
+    activation: GateActivation,
+    biases: Option<ExpertBiases>,
     shared: usize,
     /// Gate-up and down projections of all shared experts as one MLP, in separate memory.
     separate_shared: Option<[PackedLinear; 2]>,
@@ -132,8 +144,14 @@ impl PackedExperts {
         self.down.dtype()
     }
 
-    fn on_rank(&self) -> ExpertWeights<'_> {
-        ExpertWeights { first_expert: self.first, gate_up: &self.gate_up, down: &self.down }
+    fn on_rank(&self) -> Result<ExpertWeights<'_>, OpError> {
+        let Self { gate_up, down, activation, .. } = self;
+        let mut experts = ExpertWeights::unbiased(self.first, gate_up, down);
+        experts.activation = *activation;
+        if let Some(ExpertBiases { gate_up, down }) = &self.biases {
+            (experts.gate_up_bias, experts.down_bias) = (Some(gate_up.mat()?), Some(down.mat()?));
+        }
+        Ok(experts)
     }
 
     /// Size of the weights on the device, in bytes.
@@ -149,13 +167,14 @@ impl Ops {
     /// Packs experts, the first of which has index `first_expert` in its layer. The model has the same number
     /// of experts in each of `layers` layers. For each expert, `gate_up` has matrices that stack to `[2 ·
     /// intermediate_size, hidden_size]`, gate rows first, and `down` has one matrix `[hidden_size,
-    /// intermediate_size]`.
+    /// intermediate_size]`. `activation` computes the input of a down projection from gate and up.
     pub fn pack_experts(
         &self,
         first_expert: usize,
         layers: usize,
         gate_up: &[Vec<HostMat<'_>>],
         down: &[Vec<HostMat<'_>>],
+        activation: GateActivation,
     ) -> Result<PackedExperts, OpError> {
         let dtype = self.device.experts_dtype(gate_up, down, layers, self.dtype());
         let gate_up = self.device.pack_group(gate_up, dtype, true)?;
@@ -163,7 +182,40 @@ impl Ops {
         check_size("pack_experts", "down projections", down.len(), gate_up.len())?;
         check_size("pack_experts", "outputs of gate_up", gate_up.n(), 2 * down.k())?;
         check_size("pack_experts", "outputs of down", down.n(), gate_up.k())?;
-        Ok(PackedExperts { first: first_expert, gate_up, down, shared: 0, separate_shared: None })
+        Ok(PackedExperts {
+            first: first_expert,
+            gate_up,
+            down,
+            activation,
+            biases: None,
+            shared: 0,
+            separate_shared: None,
+        })
+    }
+
+    /// Packs experts with biases: as [`Ops::pack_experts`], but dequantised to the model's type, in the layout
+    /// of the kernels that add biases.
+    pub fn pack_biased_experts(
+        &self,
+        first_expert: usize,
+        gate_up: &[Vec<HostMat<'_>>],
+        down: &[Vec<HostMat<'_>>],
+        activation: GateActivation,
+        biases: ExpertBiases,
+    ) -> Result<PackedExperts, OpError> {
+        let gate_up = self.device.pack_row_major(gate_up, self.dtype())?;
+        let down = self.device.pack_row_major(down, self.dtype())?;
+        let packed = PackedExperts {
+            first: first_expert,
+            gate_up,
+            down,
+            activation,
+            biases: Some(biases),
+            shared: 0,
+            separate_shared: None,
+        };
+        check_size("pack_experts", "outputs of gate_up", packed.gate_up.n(), 2 * packed.down.k())?;
+        Ok(packed)
     }
 
     /// Whether shared experts are packed with the routed experts, which have the projections `gate_up` and
@@ -238,7 +290,7 @@ impl Ops {
         let ExpertsPerToken { top_k, shared } = per_token;
         let renormalise = rule.renormalise;
         let router = SoftmaxRouterArgs { logits: logits.mat()?, top_k, renormalise, shared };
-        let rank_experts = experts.on_rank();
+        let rank_experts = experts.on_rank()?;
         if rule.is_plain() && FusedMoe::supports(&self.device, &router, &rank_experts) {
             let mut y = self.scratch(x.dtype(), x.shape())?;
             let (s, out, x) = (&self.stream, y.mat_mut()?, x.mat()?);
@@ -289,7 +341,7 @@ impl Ops {
         )?)
     }
 
-    /// Expert MLPs: `y = Σ weight · down(silu(gate x) · up x)` over the experts of a token that are on this
+    /// Expert MLPs: `y = Σ weight · down(activation(gate x, up x))` over the experts of a token that are on this
     /// rank, in ascending order, summed in f32. `x` and `y` are `[tokens, hidden_size]`.
     pub fn moe_mlp(
         &self,
@@ -304,7 +356,7 @@ impl Ops {
         let (s, out) = (&self.stream, y.mat_mut()?);
         self.device.launch(
             s,
-            ExpertMlp { y: out, x: x.mat()?, routes: &routes, experts: &experts.on_rank() },
+            ExpertMlp { y: out, x: x.mat()?, routes: &routes, experts: &experts.on_rank()? },
         )?;
         Ok(y)
     }

@@ -39,21 +39,16 @@ impl Ops {
         let mut tokens = self.scratch(DType::I32, &[size * t])?;
         let mut row_of_token = self.scratch(DType::I32, &[t, size])?;
         let mut counts = self.scratch(DType::I32, &[size])?;
-        let (tokens_out, rows_out) = (tokens.mat_mut()?, row_of_token.mat_mut()?);
-        let counts_out = counts.mat_mut()?;
-        let (s, experts) = (&self.stream, routing.experts.mat()?);
-        self.device.launch(
-            s,
-            MoeDispatchLayout {
-                tokens: tokens_out,
-                token_rows: rows_out,
-                counts: counts_out,
-                experts,
-                layout,
-            },
-        )?;
+        let op = MoeDispatchLayout {
+            tokens: tokens.mat_mut()?,
+            token_rows: row_of_token.mat_mut()?,
+            counts: counts.mat_mut()?,
+            experts: routing.experts.mat()?,
+            layout,
+        };
+        self.device.launch(&self.stream, op)?;
         let mut bytes = vec![0; size * DType::I32.bytes()];
-        self.device.download(s, counts.buffer(), 0, &mut bytes)?;
+        self.device.download(&self.stream, counts.buffer(), 0, &mut bytes)?;
         let count = |bytes: &[u8; 4]| u32::from_ne_bytes(*bytes) as usize;
         Ok(MoeDispatchPlan {
             tokens,

@@ -13,12 +13,13 @@ use kernels::{PackedMatrix, PrefetchHint};
 use crate::PackedLinear;
 
 /// Successor of a fused linear layer in launch order; the fused linear layer prefetches the successor's
-/// weights. The field `silu_mul` states whether `silu_mul` is fused with the successor.
+/// weights. The field `gated` states whether a gate activation is fused with
+/// the successor.
 #[derive(Debug)]
 pub(crate) struct NextLinearLayer {
     /// Weak reference, because the chain of layers is a cycle: the first layer follows the last one.
     weight: Weak<PackedMatrix>,
-    silu_mul: bool,
+    gated: bool,
 }
 
 /// Tracks the order of fused launches: stores the fused linear layer that was launched last, if no other op
@@ -32,19 +33,20 @@ pub(crate) struct FusedLaunchTracker {
 #[derive(Debug)]
 pub(crate) struct PrefetchTarget {
     weight: Arc<PackedMatrix>,
-    silu_mul: bool,
+    gated: bool,
 }
 
 impl FusedLaunchTracker {
-    /// Records the launch of the fused linear layer `w`, with `silu_mul` or not. Returns the weights of the
+    /// Records the launch of the fused linear layer `w`, with a gate activation
+    /// or not. Returns the weights of the
     /// fused layer that followed it in an earlier pass, for the launch to prefetch; `None` = none was
     /// recorded.
-    pub(crate) fn launch(&self, w: &PackedLinear, silu_mul: bool) -> Option<PrefetchTarget> {
+    pub(crate) fn launch(&self, w: &PackedLinear, gated: bool) -> Option<PrefetchTarget> {
         if let Some(last) = self.replace(Some(Arc::clone(&w.next))) {
-            last.get_or_init(|| NextLinearLayer { weight: Arc::downgrade(&w.weight), silu_mul });
+            last.get_or_init(|| NextLinearLayer { weight: Arc::downgrade(&w.weight), gated });
         }
         let next = w.next.get()?;
-        Some(PrefetchTarget { weight: next.weight.upgrade()?, silu_mul: next.silu_mul })
+        Some(PrefetchTarget { weight: next.weight.upgrade()?, gated: next.gated })
     }
 
     /// Records that an unfused linear layer or another op was launched, so that the next fused layer does not
@@ -63,7 +65,7 @@ impl FusedLaunchTracker {
 
 impl PrefetchTarget {
     pub(crate) fn hint(&self) -> PrefetchHint<'_> {
-        PrefetchHint { weight: &self.weight, silu_mul: self.silu_mul }
+        PrefetchHint { weight: &self.weight, gated: self.gated }
     }
 }
 
@@ -97,7 +99,7 @@ mod tests {
         assert!(pass().iter().all(Option::is_none));
         let [first, second, third] = pass();
         let first = first.unwrap();
-        assert!(Arc::ptr_eq(&first.weight, &b.weight) && first.silu_mul);
+        assert!(Arc::ptr_eq(&first.weight, &b.weight) && first.gated);
         assert!(second.is_none(), "another op was launched in between");
         assert!(
             Arc::ptr_eq(&third.unwrap().weight, &a.weight),
@@ -118,7 +120,7 @@ mod tests {
         let [first, second] = decode();
         assert!(Arc::ptr_eq(&first.unwrap().weight, &down.weight));
         let second = second.unwrap();
-        assert!(Arc::ptr_eq(&second.weight, &gate_up.weight) && second.silu_mul);
+        assert!(Arc::ptr_eq(&second.weight, &gate_up.weight) && second.gated);
     }
 
     #[test]

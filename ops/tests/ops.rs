@@ -5,10 +5,11 @@
 use device::CpuConfig;
 use kernels::cpu::CpuBackend;
 use ops::{
-    AttentionLayerParams, DType, DeviceBatchMetadata, DeviceSequenceSlots, DraftVerification,
-    EmbeddingTable, HostBatchMetadata, HostMat, KvLayout, KvPool, KvTileOrder, OpError, Ops,
-    QkNormRopeParams, SAMPLE_NON_FINITE, SAMPLE_OK, SequenceSamplingParams, StagedLogitsRow,
-    StagedSequenceInit, StagingBuffer, StepBufferLimits, StepBuffers, StepShape,
+    AttentionKeyRange, AttentionLayerParams, DType, DeviceBatchMetadata, DeviceSequenceSlots,
+    DraftVerification, EmbeddingTable, GateActivation, HostBatchMetadata, HostMat, KvLayout,
+    KvPool, KvTileOrder, OpError, Ops, QkNormRopeParams, SAMPLE_NON_FINITE, SAMPLE_OK,
+    SequenceSamplingParams, StagedLogitsRow, StagedSequenceInit, StagingBuffer, StepBufferLimits,
+    StepBuffers, StepShape,
 };
 
 fn ops(dtype: DType) -> Ops {
@@ -115,7 +116,13 @@ fn paged_attention_is_independent_of_chunking() {
             rope: &rope,
             kv_scales: [1.0; 2],
         };
-        let shape = AttentionLayerParams { heads, layer: 0, scale: 0.25, first_position: 0 };
+        let shape = AttentionLayerParams {
+            heads,
+            layer: 0,
+            scale: 0.25,
+            keys: AttentionKeyRange::default(),
+            sinks: None,
+        };
         let width = (heads + 2 * kv_heads) * dim;
         let qkv = numbers(len, width, 6);
         let slot = |p: usize| ([2, 0, 1][p / 16] * 16 + p % 16) as i64;
@@ -162,7 +169,7 @@ fn shape_errors_report_sizes() {
     assert_eq!(error.to_string(), "linear: inputs is [5], expected [6]");
     assert!(matches!(ops.pack_linear(&[], Some(&[1.0])), Err(OpError::Shape { .. })));
     let gate_up = [vec![host(&weights, 4, 6)]];
-    assert!(ops.pack_experts(0, 1, &gate_up, &gate_up).is_err());
+    assert!(ops.pack_experts(0, 1, &gate_up, &gate_up, GateActivation::Silu).is_err());
     let error = Ops::new(ops.device().clone(), DType::F8E4M3).unwrap_err().to_string();
     assert_eq!(error, format!("{} does not support activations in F8E4M3", ops.device().name()));
 }

@@ -109,12 +109,16 @@ fn one_shot_all_reduce_sums_in_rank_order() {
 }
 
 /// Checks that the fused kernel (all-reduce, residual addition and RMS norm) returns the same bits as two
-/// launches.
-fn check_fused_norm<T: FloatTestElement>(rank: &DeviceTestRank, rows: usize, cols: usize) {
+/// launches, with norm weights of `W`.
+fn check_fused_norm<T: FloatTestElement, W: FloatTestElement>(
+    rank: &DeviceTestRank,
+    rows: usize,
+    cols: usize,
+) {
     let (own, count) = (rank.group.rank(), rows * cols);
     assert!(rank.group.fuses_all_reduce_norm(rows, cols, T::DTYPE));
-    let weight = rank.fractions::<T>(7, cols);
-    let weight = weight.mat(T::DTYPE, 1, cols).unwrap();
+    let weight = rank.fractions::<W>(7, cols);
+    let weight = weight.mat(W::DTYPE, 1, cols).unwrap();
     let run = |fused: bool| {
         let [mut delta, mut x] = [own, 9].map(|rank_of| rank.fractions::<T>(rank_of, count));
         let mut y = rank.device.alloc(count * T::DTYPE.bytes()).unwrap();
@@ -142,8 +146,9 @@ fn check_fused_norm<T: FloatTestElement>(rank: &DeviceTestRank, rows: usize, col
 fn fused_all_reduce_norm_matches_two_launches() {
     ranks("norms", |rank| {
         for (rows, cols) in [(1, 8), (3, 96), (1, 4096), (6, 1024), (2, 8192)] {
-            check_fused_norm::<bf16>(&rank, rows, cols);
-            check_fused_norm::<f32>(&rank, rows, cols);
+            check_fused_norm::<bf16, bf16>(&rank, rows, cols);
+            check_fused_norm::<bf16, f32>(&rank, rows, cols);
+            check_fused_norm::<f32, f32>(&rank, rows, cols);
         }
         assert!(
             !rank.group.fuses_all_reduce_norm(1, 12, DType::BF16),
@@ -183,7 +188,7 @@ fn run_one_of_two_processes(rendezvous: &SharedMemoryRendezvous, rank: usize) {
     let group = DeviceGroup::join(rendezvous.join(0, rank).unwrap(), &device).unwrap();
     let rank = DeviceTestRank { group, device, active_ranks: Arc::default() };
     rank.check_one_shot::<bf16>(2, 1000, 4);
-    check_fused_norm::<bf16>(&rank, 2, 128);
+    check_fused_norm::<bf16, bf16>(&rank, 2, 128);
     let _ = rank.group.barrier(&S); // The other process may exit as soon as it has passed the barrier.
 }
 

@@ -7,8 +7,8 @@ use super::random_weights::{activations, norm};
 use super::{OpBenchRunner, OpCase, OpCost};
 use crate::ExecutorError;
 use ops::{
-    AttentionLayerParams, DeviceBatchMetadata, KvLayout, KvPool, Ops, QkNormRopeParams, RopeTable,
-    Tensor,
+    AttentionKeyRange, AttentionLayerParams, DeviceBatchMetadata, KvLayout, KvPool, Ops,
+    QkNormRopeParams, RopeTable, Tensor,
 };
 
 /// Inputs that all timed launches of the GQA ops share.
@@ -18,7 +18,7 @@ struct AttentionBenchInputs {
     rope: RopeTable,
     qk_norm: Option<Tensor>,
     eps: f32,
-    shape: AttentionLayerParams,
+    shape: AttentionLayerParams<'static>,
     /// Number of columns of queries, keys and values together, (N + 2 K) x D.
     qkv_width: usize,
     /// Number of columns of the queries, N x D.
@@ -54,7 +54,13 @@ impl AttentionBenchInputs {
             rope: rope_table(ops, positions, model.rotary() / 2)?,
             qk_norm,
             eps: model.rms_eps,
-            shape: AttentionLayerParams { heads, layer: 0, scale, first_position: 0 },
+            shape: AttentionLayerParams {
+                heads,
+                layer: 0,
+                scale,
+                keys: AttentionKeyRange::default(),
+                sinks: None,
+            },
             qkv_width: (heads + 2 * kv_heads) * head_dim,
             query_width: heads * head_dim,
         };

@@ -5,7 +5,7 @@
 use super::random_weights::{MatrixSize, RandomWeights, activations, copies, norm};
 use super::{OpBenchRunner, OpCase, OpCost};
 use crate::ExecutorError;
-use ops::{EmbeddingTable, OpError, Ops, PackedLinear, Tensor};
+use ops::{EmbeddingTable, GateActivation, OpError, Ops, PackedLinear, Tensor};
 
 /// Maximum number of tokens for which the LM head is measured. A step computes logits only for the last token
 /// of each row.
@@ -59,7 +59,7 @@ impl LinearOp {
     fn launch(&self, ops: &Ops, x: &Tensor, w: &PackedLinear) -> Result<(), OpError> {
         let y = match self.kind {
             LinearEpilogue::Plain => ops.linear(x, w),
-            LinearEpilogue::GatedSilu => ops.linear_silu_mul(x, w),
+            LinearEpilogue::GatedSilu => ops.linear_activation(x, w, GateActivation::Silu),
             LinearEpilogue::Logits => ops.linear_f32(x, w),
         };
         y.map(drop)
@@ -237,7 +237,7 @@ fn time_silu_mul(runner: &mut OpBenchRunner<'_>, inner: usize) -> Result<(), Exe
             cost: OpCost { bytes: bytes as u64, flops: 0 },
             copies: 1,
         };
-        runner.time(case, &mut |_| ops.silu_mul(&x).map(drop))?;
+        runner.time(case, &mut |_| ops.gated_activation(&x, GateActivation::Silu).map(drop))?;
     }
     Ok(())
 }

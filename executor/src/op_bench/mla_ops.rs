@@ -9,8 +9,8 @@ use super::{OpBenchRunner, OpCase, OpCost};
 use crate::ExecutorError;
 use models::config::MlaConfig;
 use ops::{
-    AttentionLayerParams, DeviceBatchMetadata, KvPool, MlaKvLayout, MlaWeights, Ops,
-    PackedMlaUpProjections, RopeTable, Tensor,
+    AttentionKeyRange, AttentionLayerParams, DeviceBatchMetadata, KvPool, MlaKvLayout, MlaWeights,
+    Ops, PackedMlaUpProjections, RopeTable, Tensor,
 };
 
 /// Inputs that all timed launches of MLA share.
@@ -21,7 +21,7 @@ struct MlaBenchInputs {
     norm: Tensor,
     eps: f32,
     heads: PackedMlaUpProjections,
-    shape: AttentionLayerParams,
+    shape: AttentionLayerParams<'static>,
     mla: MlaConfig,
 }
 
@@ -58,7 +58,13 @@ impl MlaBenchInputs {
                 mla.qk_nope_head_dim,
                 mla.v_head_dim,
             )?,
-            shape: AttentionLayerParams { heads: model.heads, layer: 0, scale, first_position: 0 },
+            shape: AttentionLayerParams {
+                heads: model.heads,
+                layer: 0,
+                scale,
+                keys: AttentionKeyRange::default(),
+                sinks: None,
+            },
             mla,
         };
         bench.fill(ops)?;

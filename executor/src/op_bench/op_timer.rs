@@ -49,17 +49,26 @@ impl OpTimer {
         };
         let mut seconds = Vec::new();
         for _ in 0..self.repeats {
-            self.timestamps.record(stream, 0)?;
-            match &graph {
-                Some(graph) => device.replay(stream, graph)?,
-                None => run(copies, rounds, launch)?,
-            }
-            self.timestamps.record(stream, 1)?;
-            self.timestamps.wait(1)?;
-            let ns = self.timestamps.elapsed_ns(0, 1)?;
-            seconds.push(ns as f64 / 1e9 / (rounds * copies) as f64);
+            let run_seconds = self.run_seconds(ops, || match &graph {
+                Some(graph) => Ok(device.replay(stream, graph)?),
+                None => Ok(run(copies, rounds, launch)?),
+            })?;
+            seconds.push(run_seconds / (rounds * copies) as f64);
         }
         Ok(seconds)
+    }
+
+    /// Returns the seconds that the device needs for the launches of one timed run.
+    fn run_seconds(
+        &self,
+        ops: &Ops,
+        launch_run: impl FnOnce() -> Result<(), ExecutorError>,
+    ) -> Result<f64, ExecutorError> {
+        self.timestamps.record(ops.stream(), 0)?;
+        launch_run()?;
+        self.timestamps.record(ops.stream(), 1)?;
+        self.timestamps.wait(1)?;
+        Ok(self.timestamps.elapsed_ns(0, 1)? as f64 / 1e9)
     }
 }
 

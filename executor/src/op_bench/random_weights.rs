@@ -1,7 +1,9 @@
 //! Random weights and activations for the op benchmark.
 
 use crate::ExecutorError;
-use ops::{DType, HostMat, OpError, Ops, PackedExperts, PackedLinear, Tensor, bf16};
+use ops::{
+    DType, GateActivation, HostMat, OpError, Ops, PackedExperts, PackedLinear, Tensor, bf16,
+};
 
 /// Total bytes of the copies of weights or KV blocks that successive launches rotate through: more than the
 /// size of any cache, so that no copy is still cached when it is read again.
@@ -96,7 +98,7 @@ impl RandomWeights {
         };
         let gate_up = matrices(2 * intermediate, hidden)?;
         let down = matrices(hidden, intermediate)?;
-        Ok(ops.pack_experts(0, layers, &gate_up, &down)?)
+        Ok(ops.pack_experts(0, layers, &gate_up, &down, GateActivation::Silu)?)
     }
 }
 

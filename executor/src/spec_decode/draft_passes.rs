@@ -11,7 +11,10 @@ use models::{
     AuxHiddenStateCollector, DraftPassOutput, Eagle3Model, ExpertExchangeMethod, ForwardContext,
     ForwardError, Model, MtpModel,
 };
-use ops::{DeviceBatchMetadata, DraftBuffers, KvPool, MatMut, MatRef, Tensor, VocabShard};
+use ops::{
+    DeviceBatchMetadata, DeviceSequenceSlots, DraftBuffers, KvPool, StepBuffers, StepShape, Tensor,
+    VocabShard,
+};
 
 /// Model that proposes draft tokens on the device.
 pub(crate) enum ProposerModel {
@@ -86,6 +89,21 @@ impl DraftPassRunner<'_> {
             ProposerModel::DraftModel(model) => model.forward(f, ids).map(drop),
             ProposerModel::Eagle3(eagle) => eagle.write_kv_only(f, self.target, ids, states()?),
         }
+    }
+
+    /// Runs [`observe`](Self::observe) over the tokens of a prepared step of shape `shape`.
+    fn observe_step(
+        self,
+        context: &ModelContext,
+        buffers: &StepBuffers,
+        seq_slots: &DeviceSequenceSlots,
+        shape: StepShape,
+        exchange: LockstepDraftPassOptions,
+        previous: Option<&Tensor>,
+    ) -> Result<(), ExecutorError> {
+        let (batch, ids) = buffers.view(seq_slots, shape)?;
+        let f = pass_context(context, self.kv, &batch, exchange);
+        Ok(self.observe(&f, &ids, previous)?)
     }
 
     /// Returns the logits of `hidden [n, H]` for this rank's vocabulary shard, f32 `[n, V of this rank]`.
@@ -205,11 +223,9 @@ impl StepDeviceState {
         let ops = &context.ops;
         if !passes.reads_hidden_states() {
             if shape.tokens > 0 || launch.dp_rows > 0 {
-                let (batch, ids) = buffers.view(seq_slots, shape)?;
                 let (dp_rows, experts) = (launch.dp_rows, launch.expert_exchange);
                 let exchange = LockstepDraftPassOptions { dp_rows, experts };
-                let f = pass_context(context, passes.kv, &batch, exchange);
-                passes.observe(&f, &ids, None)?;
+                passes.observe_step(context, buffers, seq_slots, shape, exchange, None)?;
             }
             return Ok(());
         }
@@ -217,12 +233,9 @@ impl StepDeviceState {
             return Ok(());
         }
         let previous = draft_buffers.previous_states(ops, buffers, states, rows)?; // [T, H]
-        let (batch, ids) = buffers.view(seq_slots, shape)?;
         let exchange =
             LockstepDraftPassOptions { dp_rows: 0, experts: ExpertExchangeMethod::AllGather };
-        let f = pass_context(context, passes.kv, &batch, exchange);
-        passes.observe(&f, &ids, Some(&previous))?;
-        drop((batch, ids));
+        passes.observe_step(context, buffers, seq_slots, shape, exchange, Some(&previous))?;
         Ok(draft_buffers.store_states(ops, buffers, seq_slots, states, rows)?)
     }
 }
@@ -237,17 +250,11 @@ fn choose_drafts(
     hidden: &Tensor,
     pass: usize,
 ) -> Result<(), ExecutorError> {
-    let ModelContext { ops, tp, .. } = context;
-    let mut gathered = Ok(());
-    let mut gather = |local: MatRef<'_>, all: MatMut<'_>| {
-        gathered = tp.all_gather(ops.stream(), local, all);
-        gathered.is_ok()
-    };
-    let vocab = context.draft_vocab();
+    let (ops, vocab) = (&context.ops, context.draft_vocab());
     let logits = |hidden: &Tensor| Ok::<_, ExecutorError>(passes.shard_logits(f, hidden)?);
-    let chosen = draft_buffers.choose_tokens(ops, hidden, pass, vocab.shard, &mut gather, logits);
-    gathered?; // The gather error is more specific than the error of `choose_tokens`.
-    chosen?;
+    context.with_all_gather(|gather| {
+        draft_buffers.choose_tokens(ops, hidden, pass, vocab.shard, gather, logits)
+    })?;
     match vocab.target_ids {
         Some(ids) => Ok(draft_buffers.map_ids(ops, hidden.rows(), pass, ids)?),
         None => Ok(()),

@@ -9,10 +9,7 @@ use crate::model_context::ModelContext;
 use crate::spec_decode::{DraftRowCounts, ProposerModel};
 use crate::trace::{SpanRecorder, TraceScope};
 use models::{AuxHiddenStateCollector, ExpertExchangeMethod, ForwardContext};
-use ops::{
-    DType, DraftBuffers, KvPool, MatMut, MatRef, Ops, StepBuffers, StepShape, Tensor,
-    TokenIdDownload,
-};
+use ops::{DType, DraftBuffers, KvPool, Ops, StepBuffers, StepShape, Tensor, TokenIdDownload};
 use protocol::StepTiming;
 use std::time::Instant;
 
@@ -202,15 +199,9 @@ impl StepDeviceState {
             tp.all_gather(ops.stream(), logits.mat()?, gathered_logits.mat_mut()?)?;
             buffers.sample(ops, seq_slots, &gathered_logits)?;
         } else {
-            let mut gathered = Ok(());
-            let mut gather = |local: MatRef<'_>, all: MatMut<'_>| {
-                gathered = tp.all_gather(ops.stream(), local, all);
-                gathered.is_ok()
-            };
-            let sampled =
-                buffers.sample_vocab_parallel(ops, seq_slots, logits, vocab_shard, &mut gather);
-            gathered?; // The gather error is more specific than the sampler's error.
-            sampled?;
+            context.with_all_gather(|gather| {
+                buffers.sample_vocab_parallel(ops, seq_slots, logits, vocab_shard, gather)
+            })?;
         }
         timing.sample_ns += ns_since(started);
         Ok(())

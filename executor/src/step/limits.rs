@@ -2,7 +2,7 @@
 
 use super::row_facts::row_facts;
 use crate::BatchError;
-use crate::sequence_slots::{BlockTableChange, HostSequenceSlots};
+use crate::sequence_slots::{BlockTableChange, HostSequenceSlots, HostSequenceState};
 use ops::{StagedStepRow, StagingBuffer};
 use protocol::{Batch, BatchRow, RowInput, SpeculativeConfig, Token};
 
@@ -128,21 +128,7 @@ impl StepLimits {
         if row.drafts > limit {
             return Err(BatchError::TooManyDrafts { request, drafts: row.drafts, limit });
         }
-        let token_ids = match &row.input {
-            RowInput::Tokens(ids) => {
-                let limit = self.vocab;
-                let in_vocab = |token: Token| (token as usize) < limit;
-                let mut all = ids.iter().chain(&state.host_drafts);
-                if let Some(&token) = all.find(|&&token| !in_vocab(token)) {
-                    return Err(BatchError::Vocabulary { request, token, limit });
-                }
-                ids.len()
-            }
-            RowInput::SampledAt { step, .. } if state.has_token_of(*step) => 1,
-            RowInput::SampledAt { step, .. } => {
-                return Err(BatchError::NotSampled { request, step: step.0 });
-            }
-        };
+        let token_ids = self.input_token_count(row, state)?;
         if token_ids != row.len as usize || token_ids == 0 {
             return Err(BatchError::Length { request, len: row.len, token_ids });
         }
@@ -154,5 +140,30 @@ impl StepLimits {
             return Err(BatchError::TableTooShort { request, position, entries });
         }
         Ok(())
+    }
+
+    /// Number of input tokens that a row has, without draft tokens.
+    ///
+    /// Errors: an input token or a draft token is not in the vocabulary, or the input token was not sampled.
+    fn input_token_count(
+        &self,
+        row: &BatchRow,
+        state: &HostSequenceState,
+    ) -> Result<usize, BatchError> {
+        let (request, limit) = (row.request, self.vocab);
+        match &row.input {
+            RowInput::Tokens(ids) => {
+                let in_vocab = |token: Token| (token as usize) < limit;
+                let mut all = ids.iter().chain(&state.host_drafts);
+                match all.find(|&&token| !in_vocab(token)) {
+                    Some(&token) => Err(BatchError::Vocabulary { request, token, limit }),
+                    None => Ok(ids.len()),
+                }
+            }
+            RowInput::SampledAt { step, .. } if state.has_token_of(*step) => Ok(1),
+            RowInput::SampledAt { step, .. } => {
+                Err(BatchError::NotSampled { request, step: step.0 })
+            }
+        }
     }
 }

@@ -125,19 +125,7 @@ impl PendingStep {
 
     /// Waits for the device and returns the output of the step.
     pub(crate) fn finish(mut self) -> Result<StepOutput, ExecutorError> {
-        if let Some(outputs) = self.outputs.take() {
-            let wait_start = Instant::now();
-            let outputs = outputs.wait();
-            let wait_end = Instant::now();
-            self.launched.iter().try_for_each(LaunchedCollectives::finish)?; // More specific than the device's error.
-            let outputs = outputs?;
-            logits_rows::write_outputs(&self.logits_rows, &outputs, &mut self.rows);
-            if let Some(trace) = self.trace.take() {
-                trace.finish(wait_start, wait_end); // Before the memory is returned: see `trace::STEP_EVENT_SLOTS`.
-            }
-            // The send fails if the executor was dropped; the memory is then not needed.
-            let _ = self.memory_return.send(outputs.into_memory());
-        }
+        self.wait_for_sampled_tokens()?;
         for slice in std::mem::take(&mut self.pooled) {
             slice.finish(&mut self.rows)?;
         }
@@ -156,5 +144,23 @@ impl PendingStep {
             self.experts.map(PendingExpertLoadReport::wait).transpose()?.unwrap_or_default();
         let Self { step, epoch, rows, .. } = self;
         Ok(StepOutput { step, epoch, rows, timing, expert_tokens: experts })
+    }
+
+    /// Waits for the copy of the sampled tokens, if the step has one, and writes the tokens to the outputs of
+    /// the batch rows.
+    fn wait_for_sampled_tokens(&mut self) -> Result<(), ExecutorError> {
+        let Some(outputs) = self.outputs.take() else { return Ok(()) };
+        let wait_start = Instant::now();
+        let outputs = outputs.wait();
+        let wait_end = Instant::now();
+        self.launched.iter().try_for_each(LaunchedCollectives::finish)?; // More specific than the device's error.
+        let outputs = outputs?;
+        logits_rows::write_outputs(&self.logits_rows, &outputs, &mut self.rows);
+        if let Some(trace) = self.trace.take() {
+            trace.finish(wait_start, wait_end); // Before the memory is returned: see `trace::STEP_EVENT_SLOTS`.
+        }
+        // The send fails if the executor was dropped; the memory is then not needed.
+        let _ = self.memory_return.send(outputs.into_memory());
+        Ok(())
     }
 }

@@ -27,6 +27,21 @@ impl StepState {
         if context.is_idle() {
             return Ok(());
         }
+        self.collect_output_rows(context);
+        if !context.is_masked() {
+            context.first_slice =
+                self.stage_slice(batch, &StepBitmasks::default(), &context.logits_rows);
+        }
+        for row in batch.rows.iter().filter(|row| row.samples) {
+            self.seq_slots.mark_sampled(row, batch.step);
+        }
+        context.pending.timing.inputs_ns = ns_since(context.pending.started);
+        Ok(())
+    }
+
+    /// Sets the logits rows and the pooled rows of the step, and whether sampling needs full rows of logits.
+    fn collect_output_rows(&mut self, context: &mut StepContext<'_>) {
+        let batch = context.batch;
         context.logits_rows = std::mem::take(&mut self.logits_rows);
         let (slots, top) = (&self.seq_slots, self.size.top_logprobs);
         logits_rows::collect_logits_rows(batch, slots, top, &mut context.logits_rows);
@@ -38,15 +53,6 @@ impl StepState {
             self.size.limits.vocab,
             context.model.vocab_parallel_support(),
         );
-        if !context.is_masked() {
-            context.first_slice =
-                self.stage_slice(batch, &StepBitmasks::default(), &context.logits_rows);
-        }
-        for row in batch.rows.iter().filter(|row| row.samples) {
-            self.seq_slots.mark_sampled(row, batch.step);
-        }
-        context.pending.timing.inputs_ns = ns_since(context.pending.started);
-        Ok(())
     }
 
     /// Stages the rows of the batch and the initial state of the sequence slots that they initialise. If the
@@ -66,11 +72,7 @@ impl StepState {
             self.stage_drafts(row);
             self.stage_slot(model, row)?;
         }
-        let tables: usize = self.table_changes.iter().map(|change| change.blocks.len()).sum();
-        let rows = self.size.limits.tokens + tables;
-        if self.staging.stage.words.len() + rows > self.staging.words_max {
-            self.flush(model)?;
-        }
+        self.flush_if_rows_do_not_fit(model)?;
         let stage = &mut self.staging.stage;
         for (row, change) in batch.rows.iter().zip(self.table_changes.drain(..)) {
             if let Some(proposer) = &mut self.proposer {
@@ -109,6 +111,17 @@ impl StepState {
             self.flush(model)?;
         }
         sequence_slots::stage_init(row.seq_slot, init, vocab, &mut self.staging.stage);
+        Ok(())
+    }
+
+    /// Uploads the sequence slots that have been staged, if the staging buffer has too little space for the
+    /// token ids and block table changes of the step.
+    fn flush_if_rows_do_not_fit(&mut self, model: &ModelContext) -> Result<(), ExecutorError> {
+        let tables: usize = self.table_changes.iter().map(|change| change.blocks.len()).sum();
+        let rows = self.size.limits.tokens + tables;
+        if self.staging.stage.words.len() + rows > self.staging.words_max {
+            self.flush(model)?;
+        }
         Ok(())
     }
 

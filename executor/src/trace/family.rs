@@ -32,7 +32,7 @@ const FAMILIES: &[(&str, &str)] = &[
     ("eplb_map_experts", "experts"),
     ("one_shot_all_reduce", "collectives"),
     ("elementwise", "elementwise"),
-    ("silu", "elementwise"),
+    ("gated_activation", "elementwise"),
     ("add_rows", "elementwise"),
 ];
 

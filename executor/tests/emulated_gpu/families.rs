@@ -1,5 +1,5 @@
 //! Tests of model families with ops that other families do not use: multipliers, layers without RoPE, partial
-//! rotary embedding, and gated shared experts.
+//! rotary embedding, gated shared experts, sliding windows with sandwich norms, and attention sinks with biased experts.
 
 use std::path::Path;
 
@@ -17,7 +17,7 @@ const NEAR_BF16: f32 = 0.05;
 fn model(dtype: ModelDtype, fields: &str) -> ExecutorConfig {
     let text = format!(
         r#"{{"vocab_size": 384, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
-        "num_key_value_heads": 2, "head_dim": 64, "intermediate_size": 96, "hidden_act": "silu",
+        "num_key_value_heads": 2, "head_dim": 64, "intermediate_size": 96,
         "rms_norm_eps": 1e-6, "rope_theta": 10000.0, "max_position_embeddings": 512, {fields}}}"#
     );
     let model = ModelConfig::from_json(Path::new("config.json"), &text).unwrap();
@@ -75,6 +75,25 @@ fn attention_temperature_matches_the_cpu() {
 #[test]
 fn partial_rotary_matches_the_cpu() {
     check("phi3", r#""architectures": ["Phi3ForCausalLM"], "partial_rotary_factor": 0.75"#);
+}
+
+#[test]
+fn windows_match_the_cpu() {
+    check(
+        "gemma3",
+        r#""architectures": ["Gemma3ForCausalLM"], "sliding_window": 4, "sliding_window_pattern": 2,
+        "rope_local_base_freq": 100.0, "query_pre_attn_scalar": 168, "final_logit_softcapping": 5.0,
+        "tie_word_embeddings": false"#,
+    );
+}
+
+#[test]
+fn sinks_and_biased_mxfp4_experts_match_the_cpu() {
+    check(
+        "gpt_oss",
+        r#""architectures": ["GptOssForCausalLM"], "sliding_window": 4, "num_local_experts": 5,
+        "num_experts_per_tok": 2, "quantization_config": {"quant_method": "mxfp4"}"#,
+    );
 }
 
 #[test]

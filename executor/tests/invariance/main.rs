@@ -20,7 +20,7 @@ use protocol::{
     TokenLogprobs,
 };
 use scheduler_harness::{
-    BLOCK, HarnessRequest, SchedulerHarness, VOCAB, config, moe_model, shared,
+    BLOCK, HarnessRequest, SchedulerHarness, VOCAB, config, moe_model, shared, window_model,
     with_expert_placement,
 };
 
@@ -31,7 +31,7 @@ const DTYPES: [ModelDtype; 3] = [ModelDtype::Float32, ModelDtype::Bfloat16, Mode
 const LOGPROB_TOLERANCE: f32 = 2e-4;
 
 /// Configurations under test: one rank; two ranks with one KV head each; four ranks, where two ranks share
-/// each KV head; experts split over TP ranks; expert parallel ranks; and expert parallel ranks with an expert
+/// each KV head; sliding windows; experts split over TP ranks; expert parallel ranks; and expert parallel ranks with an expert
 /// placement.
 fn configs() -> Vec<ExecutorConfig> {
     use ModelDtype::{Bfloat16, Float16, Float32};
@@ -39,6 +39,8 @@ fn configs() -> Vec<ExecutorConfig> {
         config(Float32, 2),
         config(Bfloat16, 2),
         config(Float16, 2),
+        window_model(Float32),
+        window_model(Bfloat16),
         shared(moe_model(Float16), 2, false),
         shared(config(Float32, 1), 2, false),
         shared(config(Bfloat16, 1), 4, false),

@@ -53,6 +53,20 @@ pub(crate) fn moe_model(dtype: ModelDtype) -> ExecutorConfig {
     ExecutorConfig { model, ..config(dtype, 1) }
 }
 
+/// Returns a model with sandwich norms, in which every second layer has a sliding window of 10 tokens, which is
+/// shorter than a KV block.
+pub(crate) fn window_model(dtype: ModelDtype) -> ExecutorConfig {
+    let text = r#"{
+        "architectures": ["Gemma3ForCausalLM"], "model_type": "gemma3_text", "vocab_size": 384,
+        "hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "head_dim": 64, "intermediate_size": 160,
+        "max_position_embeddings": 512, "sliding_window": 10, "sliding_window_pattern": 2,
+        "tie_word_embeddings": false, "torch_dtype": "bfloat16"
+    }"#;
+    let model = ModelConfig::from_json(Path::new("config.json"), text).unwrap();
+    ExecutorConfig { model, ..config(dtype, 1) }
+}
+
 /// Returns an MLA model with 8 experts in all layers except the first.
 pub(crate) fn mla_model(dtype: ModelDtype) -> ExecutorConfig {
     let text = r#"{

@@ -75,6 +75,24 @@ DEV f32x2 unpack_fp8(u32 pair) {
     return f32x2{{f32_soft(fp8{(u8)pair}), f32_soft(fp8{(u8)(pair >> 8)})}};
 #endif
 }
+// Converts the two fp8 values in the upper or the lower two bytes of `word` to f32.
+template <bool UPPER> DEV f32x2 unpack_fp8_of(u32 word) {
+#if DEV_AMD && (DEV_GFX == 0x942 || DEV_GFX == 0x950)
+    typedef float Pair __attribute__((ext_vector_type(2)));
+    const Pair r = __builtin_amdgcn_cvt_pk_f32_fp8((int)word, UPPER);
+    return f32x2{{r[0], r[1]}};
+#else
+    return unpack_fp8(word >> (UPPER ? 16 : 0) & 0xffffu);
+#endif
+}
+// Packs two f32 as a pair of half_t, which must represent both values exactly.
+DEV u32 pack_exact(const f32x2& x) {
+#if DEV_AMD && !HALF_F16
+    return __builtin_amdgcn_perm(as_u32(x.v[1]), as_u32(x.v[0]), 0x07060302u);  // the upper halves of both words
+#else
+    return pack_half(x.v[0], x.v[1]);
+#endif
+}
 // Converts the two fp8 values in the lower two bytes of `pair` to a pair of f16. The conversion is exact.
 DEV u32 widen_fp8(u32 pair) {
 #if DEV_SM >= 890
@@ -104,7 +122,7 @@ DEV u32 widen_uppers(u32 word) {
 DEV u32 widen_lowers(u32 word) { return widen_uppers(word << 8); }
 #else
 DEV u32 widen_uppers(u32 word) {
-    return pack_half(unpack_fp8(word >> 8 & 0xffu).v[0], unpack_fp8(word >> 24).v[0]);
+    return pack_exact(f32x2{{unpack_fp8(word >> 8 & 0xffu).v[0], unpack_fp8(word >> 24).v[0]}});
 }
 DEV u32 widen_lowers(u32 word) { return widen_uppers(word << 8); }
 #endif
@@ -129,8 +147,17 @@ DEV half_x8 widen_half(const fp8x8& x) {
     struct WordPair { u32 v[2]; };
     const WordPair w = bits_as<WordPair>(x);
     return bits_as<half_x8>(u32x4{{widen_fp8(w.v[0]), widen_fp8(w.v[0] >> 16), widen_fp8(w.v[1]), widen_fp8(w.v[1] >> 16)}});
-#else
+#elif DEV_NV
     return narrow(widen(x));
+#else
+    struct WordPair { u32 v[2]; };
+    const WordPair w = bits_as<WordPair>(x);
+    u32x4 r;
+    UNROLL for (u32 i = 0; i < 2; ++i) {
+        r.v[2 * i] = pack_exact(unpack_fp8_of<false>(w.v[i]));
+        r.v[2 * i + 1] = pack_exact(unpack_fp8_of<true>(w.v[i]));
+    }
+    return bits_as<half_x8>(r);
 #endif
 }
 DEV fp8x8 narrow_fp8(const f32x8& x) {

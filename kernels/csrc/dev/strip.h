@@ -12,6 +12,7 @@
 // An element of the result c is the same sum in the same order of additions, whatever the other rows of x and
 // W contain.
 #pragma once
+#include "dev/gate.h"
 
 #if WARP_SIZE == 64
 enum : u32 { STRIP_ROWS = 16, STRIP_X = 1 };
@@ -35,11 +36,11 @@ struct StripOperandA { half_x8 v[STRIP_X]; };
 
 DEV half_x8 zero8() { return bits_as<half_x8>(u32x4{{0, 0, 0, 0}}); }
 
-// Returns silu(gate) * up. Gate and up are rounded to half_t first, as if they had been stored between
-// kernels.
+// Returns the activation of gate and up (dev/gate.h). Gate and up are rounded to half_t first, as if they had
+// been stored between kernels.
 DEV float gated(float gate, float up) {
     const float g = f32(to_half(gate));
-    return g * rcp_(1.f + exp2_(-1.44269504f * g)) * f32(to_half(up));
+    return activated(g) * up_factor(f32(to_half(up)));
 }
 
 #if DEV_NV

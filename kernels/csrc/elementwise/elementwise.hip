@@ -1,9 +1,11 @@
 // elementwise.hip - activations and additions. CPU reference: cpu/elementwise.rs.
 //
-// silu_mul_rows  y = silu(gate) * up     y [rows, cols], x [rows, 2 cols]: gate columns, then up columns; all of ACT
-// -DFP8=1        compiles silu_mul_fp8 only: y in fp8 with scales of -DSCALING, as fp8_quantize_rows would quantise the
-//                half_t result. Rows from `rows` on are zero. cols is a multiple of the quantisation block,
-//                rows are aligned to 16 bytes, ACT is half_t. Block: 128; one group of 8 columns per thread.
+// gated_activation_rows  y = activation of gate and up (dev/gate.h)   y [rows, cols], x [rows, 2 cols]: gate columns,
+//                then up columns; all of ACT
+// -DGATE, -DGATE_ALPHA, -DGATE_LIMIT   see dev/gate.h
+// -DFP8=1        compiles gated_activation_fp8 only: y in fp8 with scales of -DSCALING, as fp8_quantize_rows would
+//                quantise the half_t result. Rows from `rows` on are zero. cols is a multiple of the quantisation
+//                block, rows are aligned to 16 bytes, ACT is half_t. Block: 128; one group of 8 columns per thread.
 // add_rows       y = a + b               all [rows, cols] of ACT
 // elementwise_softcap  x = cap * tanh(x / cap)  [rows, cols] of ACT, in place; tanh z = 1 - 2 / (e^2z + 1)
 // Grid: rows * parts blocks, where block b processes part b % parts of row b / parts: every `parts`-th run of
@@ -11,15 +13,23 @@
 // Rounding: computed in f32, rounded once at the store. Roofline: bytes of two inputs and one output over
 // memory bandwidth; a single row is latency-bound.
 #include "dev.h"
+#include "dev/gate.h"
 #include "elementwise/elementwise.h"
 #ifndef FP8
 #  define FP8 0
 #endif
+
+DEV f32x8 gated_products(const f32x8& gate, const f32x8& up) {
+    f32x8 r;
+    for (u32 i = 0; i < 8; ++i) r.v[i] = activated(gate.v[i]) * up_factor(up.v[i]);
+    return r;
+}
 #if FP8
 #  include "fp8_quantize/quantize.h"
 
 KERNEL(256)
-silu_mul_fp8(fp8* y, float* scales, const ACT* x, u32 rows, u32 cols, u32 parts, u32 x_stride, u32 scale_stride) {
+gated_activation_fp8(fp8* y, float* scales, const ACT* x, u32 rows, u32 cols, u32 parts, u32 x_stride, u32 scale_stride,
+             float static_scale) {
     grid_wait();
     grid_launch_dependents();
     const u64 row = bid_x() / parts;
@@ -27,16 +37,16 @@ silu_mul_fp8(fp8* y, float* scales, const ACT* x, u32 rows, u32 cols, u32 parts,
     f32x8 v{};
     if (row < rows && c < cols) {
         const ACT *gate = x + row * x_stride + c, *up = gate + cols;
-        v = silu_mul(load8(gate), load8(up));
+        v = gated_products(load8(gate), load8(up));
         for (u32 i = 0; i < 8; ++i) v.v[i] = f32(to_half(v.v[i]));
     }
-    store_quantized(QuantizedOutput{y, scales, scale_stride}, row, cols, c, v);
+    store_quantized(QuantizedOutput{y, scales, scale_stride, static_scale}, row, cols, c, v);
 }
-EXPORT(silu_mul_fp8)
+EXPORT(gated_activation_fp8)
 #else
 
 // Arguments whose names end in `stride` are in elements.
-KERNEL(256) silu_mul_rows(ACT* y, const ACT* x, u32 cols, u32 parts, u32 y_stride, u32 x_stride) {
+KERNEL(256) gated_activation_rows(ACT* y, const ACT* x, u32 cols, u32 parts, u32 y_stride, u32 x_stride) {
     grid_wait();
     grid_launch_dependents();
     const u64 row = bid_x() / parts;
@@ -44,10 +54,10 @@ KERNEL(256) silu_mul_rows(ACT* y, const ACT* x, u32 cols, u32 parts, u32 y_strid
     const ACT *gate = x + row * x_stride, *up = gate + cols;
     const bool aligned = (((u64)to_row | (u64)gate | (u64)up) & 15) == 0;
     each_column(
-        cols, parts, aligned, [=](u32 c) { store8(to_row + c, silu_mul(load8(gate + c), load8(up + c))); },
-        [=](u32 c) { to_row[c] = to<ACT>(silu(f32(gate[c])) * f32(up[c])); });
+        cols, parts, aligned, [=](u32 c) { store8(to_row + c, gated_products(load8(gate + c), load8(up + c))); },
+        [=](u32 c) { to_row[c] = to<ACT>(activated(f32(gate[c])) * up_factor(f32(up[c]))); });
 }
-EXPORT(silu_mul_rows)
+EXPORT(gated_activation_rows)
 
 KERNEL(256)
 add_rows(ACT* y, const ACT* a, const ACT* b, u32 cols, u32 parts, u32 y_stride, u32 a_stride, u32 b_stride) {

@@ -1,6 +1,6 @@
 // fp8_gemm_small_m: y [M, N] = x [M, K] W [N, K]^T for M <= 16 and W in fp8 with scales; its time is bound by
 // reading W once.
-// CPU reference: `Linear` with dequantised W, preceded by `RmsNorm` (NORM), followed by `SiluMul` (GATED) or
+// CPU reference: `Linear` with dequantised W, preceded by `RmsNorm` (NORM), followed by `GatedActivation` (GATED) or
 // `TensorAdd` (RESIDUAL). x is not quantised (W8A16): products use its half_t values.
 //
 // With -DSTREAM=1 (NVIDIA from sm_90 on, warps of 32 lanes) it uses stream.h, else strips.h. x is half_t;

@@ -27,11 +27,7 @@ DEV void quantize_with_scale(fp8* y, float* scales, const half_t* x, u32 cols, u
     for (u32 c = tid() * 8; c < cols; c += bdim() * 8) {
         f32x8 v{};
         if (valid) v = load8(x + c);
-        for (u32 i = 0; i < 8; ++i) {
-            const float q = v.v[i] * (1.f / scale);
-            v.v[i] = q > TARGET ? TARGET : q < -TARGET ? -TARGET : q; // Keeps NaN.
-        }
-        *(fp8x8*)(y + c) = narrow_fp8(v);
+        *(fp8x8*)(y + c) = quantized_saturating(v, 1.f / scale);
     }
     const u32 count = CHANNELS ? 1 : (cols + QUANT_BLOCK - 1) / QUANT_BLOCK;
     for (u32 i = tid(); i < count; i += bdim()) scales[(u64)i * scale_stride] = scale;
@@ -43,7 +39,7 @@ fp8_quantize_rows_static(fp8* y, float* scales, const half_t* x, u32 rows, u32 c
     grid_launch_dependents();
     grid_wait();
     const u64 row = bid_x();
-    const float scale = static_scale * (448.f / TARGET);
+    const float scale = target_scale(static_scale);
     quantize_with_scale(y + row * cols, scales + row, x + row * x_stride, cols, scale_stride, row < rows, scale);
 }
 EXPORT(fp8_quantize_rows_static)

@@ -34,6 +34,17 @@ DEV float scale_of(float peak) {
 #else
 DEV float scale_of(float peak) { return peak > 1e-30f ? peak * (1.f / TARGET) : 1.f; }
 #endif
+// Quantises `x` with a scale that does not depend on the values: values beyond TARGET saturate, NaN is kept.
+DEV fp8x8 quantized_saturating(const f32x8& x, float factor) {
+    f32x8 r;
+    for (u32 i = 0; i < 8; ++i) {
+        const float q = x.v[i] * factor;
+        r.v[i] = q > TARGET ? TARGET : q < -TARGET ? -TARGET : q;
+    }
+    return narrow_fp8(r);
+}
+// Converts a static scale of OCP fp8 to the scale of the target's format.
+DEV float target_scale(float static_scale) { return static_scale * (448.f / TARGET); }
 DEV float peak_of(const f32x8& x) {
     float peak = 0.f;
     for (u32 i = 0; i < 8; ++i) peak = fmax_(peak, fabs_(x.v[i]));
@@ -45,13 +56,21 @@ DEV float peak_of(const f32x8& x) {
 // beyond the last column and for rows out of range. Every lane of the warp must call store_quantized().
 // `cols` is a multiple of QUANT_BLOCK.
 struct QuantizedOutput {
-    fp8* y;         // [rows, cols]
-    float* scales;  // [cols / QUANT_BLOCK, scale_stride]
-    u32 scale_stride;
+    fp8* y;              // [rows, cols]
+    float* scales;       // [cols / QUANT_BLOCK, scale_stride]; with SCALING=2 [rows]
+    u32 scale_stride;    // unused with SCALING=2
+    float static_scale;  // for OCP fp8; unused without SCALING=2
 };
 DEV void store_quantized(const QuantizedOutput& to, u64 row, u32 cols, u32 c, const f32x8& v) {
+#if SCALING == 2
+    if (c >= cols) return;
+    const float scale = target_scale(to.static_scale);
+    *(fp8x8*)(to.y + row * cols + c) = quantized_saturating(v, 1.f / scale);
+    if (c == 0) to.scales[row] = scale;
+#else
     const float scale = scale_of(group_max<QUANT_LANES>(peak_of(v)));
     if (c >= cols) return;
     *(fp8x8*)(to.y + row * cols + c) = quantized(v, 1.f / scale);
     if (c % QUANT_BLOCK == 0) to.scales[(u64)(c / QUANT_BLOCK) * to.scale_stride + row] = scale;
+#endif
 }

@@ -1,8 +1,8 @@
 // gemm: y [M, N] = x [M, K] W [N, K]^T + bias for any M, in half_t on tensor cores (matrix cores): fallback
-// where no vendor BLAS is available. CPU reference: `Linear`, followed by `SiluMul` with GATED.
+// where no vendor BLAS is available. CPU reference: `Linear`, followed by `GatedActivation` with GATED.
 //
 //   -DOUT_F32=1  y is float
-//   -DGATED=1  y [M, N / 2] = silu(gate) * up, where the first half of W's rows gives gate and the second up
+//   -DGATED=1  y [M, N / 2] = gated(gate, up), where the first half of W's rows gives gate and the second up
 //   -DTILE_M=128|64
 // Grid: (N / OUTPUTS, M / TILE_M), rounded up. Block: 256. K is a multiple of 8, rows of x and W are aligned
 // to 16 bytes.

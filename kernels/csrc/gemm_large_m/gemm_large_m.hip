@@ -1,7 +1,7 @@
 // gemm_large_m: y [M, N] = x [M, K] W [N, K]^T for thousands of rows, in half_t on NVIDIA sm_90a (persistent,
-// warp-specialised, TMA multicast and WGMMA). CPU reference: `Linear`, followed by `SiluMul` with GATED.
+// warp-specialised, TMA multicast and WGMMA). CPU reference: `Linear`, followed by `GatedActivation` with GATED.
 //
-//   -DGATED=1  y [M, N / 2] = silu(gate) * up, where the first half of W's rows gives gate and the second
+//   -DGATED=1  y [M, N / 2] = gated(gate, up), where the first half of W's rows gives gate and the second
 //              half up. A tile has gate and up columns of the same outputs, so that these are never stored
 // K is a multiple of 64, the number of outputs a multiple of 8; rows of x and y are aligned to 16 bytes.
 // Boxes of the TMA descriptors: 16 rows for y, 128 rows for x and W. Grid: at most one block per SM, a

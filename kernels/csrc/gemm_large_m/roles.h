@@ -57,11 +57,11 @@ DEV void multiply(TileAccumulators& sums, const StageRing& ring, PipelineState& 
     release(ring.empty + before);
 }
 
-// Returns silu(gate) * up of two adjacent outputs as a packed pair of half_t. Gate and up are rounded in
+// Returns the activation of gate and up (dev/gate.h) of two adjacent outputs as a packed pair of half_t. Gate and up are rounded in
 // pairs, which is eight times as fast as rounding single values.
 DEV u32 gated_pair(float gate, float next_gate, float up, float next_up) {
     const u32 gates = pack_half(gate, next_gate), ups = pack_half(up, next_up);
-    const auto product = [](float g, float u) { return g * rcp_(1.f + exp2_(-1.44269504f * g)) * u; };
+    const auto product = [](float g, float u) { return activated(g) * up_factor(u); };
     return pack_half(product(low_half(gates), low_half(ups)), product(high_half(gates), high_half(ups)));
 }
 

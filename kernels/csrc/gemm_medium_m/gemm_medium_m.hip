@@ -1,5 +1,5 @@
 // gemm_medium_m: y [M, N] = x [M, K] W [N, K]^T for 17 to 128 rows on NVIDIA sm_90a. Its time is nearly bound
-// by reading W once. CPU reference: `Linear`, followed by `SiluMul` (GATED) or `TensorAdd` (RESIDUAL).
+// by reading W once. CPU reference: `Linear`, followed by `GatedActivation` (GATED) or `TensorAdd` (RESIDUAL).
 //
 // Rows of x are the M dimension of the WGMMAs, rows of W their N dimension, so that the number of rows of W
 // per tile can be chosen to give every SM the same share. If tiles are narrow, the blocks of a cluster split
@@ -14,7 +14,7 @@
 //   -DSPLITS=1|2|4   number of consecutive blocks (a cluster) that split a tile's K
 //   -DROWS=64|128    rows per block, at least M
 //   -DOUT_F32=1      y is float
-//   -DGATED=1        y [M, N / 2] = silu(gate) * up, where the first half of W's rows gives gate and the
+//   -DGATED=1        y [M, N / 2] = gated(gate, up), where the first half of W's rows gives gate and the
 //                    second half up
 //   -DRESIDUAL=1     the product is added to y instead of overwriting y
 // Grid: SPLITS blocks per tile. Block: 4 warps per 64 rows, and one producer warp. N is even, K a multiple of

@@ -1,17 +1,17 @@
 // gemm_small_m: y [M, N] = x [M, K] W [N, K]^T for M <= 16 (GEMV and small-M GEMM); its time is bound by
-// reading W once. CPU reference: `Linear`, preceded by `RmsNorm` (NORM) and followed by `SiluMul` (GATED) or
+// reading W once. CPU reference: `Linear`, preceded by `RmsNorm` (NORM) and followed by `GatedActivation` (GATED) or
 // `TensorAdd` (RESIDUAL).
 //
 // strips.h, or with STREAM (NVIDIA from sm_90 on) stream.h, describes how weights are loaded and the order of
 // additions. The result of a row is bit-identical for any M and any row index.
 //
 // Rounding: with NORM, x / rms is rounded to half_t, and so is its product with the norm weight. The sum over
-// K is rounded once to the type of y. With GATED, gate and up are rounded to half_t, then silu(gate) * up.
+// K is rounded once to the type of y. With GATED, gate and up are rounded to half_t, then gated(gate, up).
 // With RESIDUAL, the sum is rounded, y is added, and the result is rounded again, as by the separate kernels.
 //
 //   -DOUT_F32=1     y is float
 //   -DNORM=1        x is first normalised by RMSNorm with weights norm [K]
-//   -DGATED=1       y [M, N / 2] = silu(gate) * up, where the first half of W's rows gives gate and the
+//   -DGATED=1       y [M, N / 2] = gated(gate, up), where the first half of W's rows gives gate and the
 //                   second half up
 //   -DRESIDUAL=1    the product is added to y instead of overwriting y
 //   -DTILES=1..8    strips per block

@@ -155,6 +155,26 @@ template <class Stage> DEV const float* strip_sums(const StripWeights& weights, 
     sync();
 
     f32x4 c{{0.f, 0.f, 0.f, 0.f}};
+#if WARP_SIZE == 64
+    const auto multiply_next = [&](const StripPieces& strip) {
+        multiply(c, strip, xs, m, stride, at.chunk);
+        const u32 tile = at.tile;
+        advance(at, warps, chunks);
+        if (at.tile != tile) put_sums(c, sums, m, tile);
+    };
+    // No branch between the loads and their use: at the end of a branch the compiler for AMD does not know how
+    // many loads are in flight, and waits for more of them than necessary.
+    u32 i = 0;
+    for (; i + DEPTH <= items; i += DEPTH) {
+        UNROLL for (u32 d = 0; d < DEPTH; ++d) {
+            multiply_next(ring[d]);
+            load_next(ring[d], weights, to_load, i + d + DEPTH < items);
+            advance(to_load, warps, chunks);
+        }
+    }
+    UNROLL for (u32 d = 0; d < DEPTH - 1; ++d)
+        if (i + d < items) multiply_next(ring[d]);
+#else
     for (u32 i = 0; i < items; i += DEPTH) {
         UNROLL for (u32 d = 0; d < DEPTH; ++d) {
             if (i + d < items) {
@@ -167,6 +187,7 @@ template <class Stage> DEV const float* strip_sums(const StripWeights& weights, 
             }
         }
     }
+#endif
     sync();
     return sums;
 }

@@ -58,7 +58,7 @@ DEV void copy_strips(const GateUpWork& m, u8* to, u32 block, Barrier* full) {
     bulk_copy_once(to + lane() * STRIP_BYTES, from, run * STRIP_BYTES, full, m.policy);
 }
 
-// Stores silu(gate) * up for one strip to the rows of y of the places (choices sorted by expert) of its
+// Stores gated(gate, up) for one strip to the rows of y of the places (choices sorted by expert) of its
 // expert. A lane has gate and up of one output, for two tokens of each group of eight.
 DEV void store_gate_up(half_t* y, const float (&c)[ROWS / 2], const GateUpWork& m, u32 of_pass, u32 y_stride) {
     const u32 of_expert = m.n / STRIP_LINES, strip = m.first + of_pass;

@@ -3,7 +3,7 @@
 // weighted expert outputs of each token. It uses the roles and the weight layout of moe_grouped_gemm_tma. CPU
 // reference: `ExpertMlp`.
 //
-//   -DGATED=1  y half_t [places, I] = silu(gate) * up of x[token of place], W [experts][2 I][K]
+//   -DGATED=1  y half_t [places, I] = gated(gate, up) of x[token of place], W [experts][2 I][K]
 //   -DGATED=0  y half_t [tokens, N] = sum of weight * W x[place] over the places of a token, W
 //              [experts][N][K], x [places, K]
 //   -DROUTES=1 routing is fused: choices are the top_k - shared largest of softmax(logits), logits f32

@@ -3,7 +3,7 @@
 //
 // A choice is a (token, expert) pair; a position is an index in the list of choices sorted by expert, `order`
 // (moe/segment.h). A segment is a range of positions of one expert.
-//   -DGATED=1  gate and up: y half_t [positions, I] = silu(gate) * up of x[token of position], W [experts][2
+//   -DGATED=1  gate and up: y half_t [positions, I] = gated(gate, up) of x[token of position], W [experts][2
 //              I][K]; I is the intermediate size
 //   -DGATED=0  down: y [choices, N], f32, or half_t with WIDE_TILE; row `choice` is W x[position of the
 //              choice], W [experts][N][K]

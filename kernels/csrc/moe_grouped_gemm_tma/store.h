@@ -13,7 +13,7 @@ template <class T> DEV void exchange_halves(T& a, T& b, bool odd) {
     (odd ? a : b) = given;
 }
 
-// Stores silu(gate) * up to y; row p of y belongs to position p of `order` (moe/segment.h). A lane has gate
+// Stores gated(gate, up) to y; row p of y belongs to position p of `order` (moe/segment.h). A lane has gate
 // and up of one output, for two rows of each group of eight.
 DEV void store_gated(half_t* y, const float (&c)[ROWS / 2], const BlockWorkCursor& share, u32 strip, u32 y_stride) {
     const bool odd = lane() / 4 % 2;

@@ -1,7 +1,8 @@
 // norm.hip - RMS norm of rows, with or without an addition to the residual stream. CPU reference:
 // cpu/norm.rs.
 //
-// rms_norm      y = w * act(x * rsqrt(mean(x^2) + eps))       x, y [rows, cols] of ACT, w [cols] of ACT
+// rms_norm      y = w * act(x * rsqrt(mean(x^2) + eps))       x, y [rows, cols] of ACT, w [cols] of ACT, or f32
+//               with -DNORM_F32=1
 // add_rms_norm  x += delta, rounded in place; then rms_norm   delta [rows, cols] of ACT
 // -DFP8=1       compiles add_rms_norm_fp8 only: y in fp8 with scales of -DSCALING, as fp8_quantize_rows would
 //               quantise the half_t result; rows from `rows` to gdim_x() are zero. Rows consist of whole
@@ -25,7 +26,7 @@
 #if FP8
 // Adds `delta` to the row of x, normalises the sum and stores it quantised to fp8. Rows from `rows` on are
 // padding: zeros are written, and nothing is read.
-DEV void norm_quantized(const QuantizedOutput& to, ACT* x, const ACT* delta, const ACT* w, u32 rows, u32 cols,
+DEV void norm_quantized(const QuantizedOutput& to, ACT* x, const ACT* delta, const NORM_WEIGHT* w, u32 rows, u32 cols,
                         float eps) {
     const u64 row = bid_x();
     const u32 span = bdim() * 8;
@@ -43,16 +44,16 @@ DEV void norm_quantized(const QuantizedOutput& to, ACT* x, const ACT* delta, con
 }
 
 KERNEL(512)
-add_rms_norm_fp8(fp8* y, float* scales, ACT* x, const ACT* delta, const ACT* w, u32 rows, u32 cols, u32 x_stride,
-                 u32 delta_stride, u32 scale_stride, float eps) {
+add_rms_norm_fp8(fp8* y, float* scales, ACT* x, const ACT* delta, const NORM_WEIGHT* w, u32 rows, u32 cols, u32 x_stride,
+                 u32 delta_stride, u32 scale_stride, float eps, float static_scale) {
     const u64 row = bid_x();
-    norm_quantized(QuantizedOutput{y, scales, scale_stride}, x + row * x_stride, delta + row * delta_stride, w, rows,
-                   cols, eps);
+    norm_quantized(QuantizedOutput{y, scales, scale_stride, static_scale}, x + row * x_stride,
+                   delta + row * delta_stride, w, rows, cols, eps);
 }
 EXPORT(add_rms_norm_fp8)
 #else
 
-template <bool ADD> DEV void norm_from_memory(ACT* y, ACT* x, const ACT* delta, const ACT* w, u32 cols, float eps) {
+template <bool ADD> DEV void norm_from_memory(ACT* y, ACT* x, const ACT* delta, const NORM_WEIGHT* w, u32 cols, float eps) {
     grid_launch_dependents();
     grid_wait();
     float squares = 0.f;
@@ -70,7 +71,7 @@ template <bool ADD> DEV void norm_from_memory(ACT* y, ACT* x, const ACT* delta, 
 
 // Arguments whose names end in `stride` are in elements.
 template <bool ADD>
-DEV void norm_row(ACT* y, ACT* x, const ACT* delta, const ACT* w, u32 cols, u32 y_stride, u32 x_stride,
+DEV void norm_row(ACT* y, ACT* x, const ACT* delta, const NORM_WEIGHT* w, u32 cols, u32 y_stride, u32 x_stride,
                   u32 delta_stride, float eps) {
     const u64 row = bid_x();
     y += row * y_stride;
@@ -93,13 +94,13 @@ DEV void norm_row(ACT* y, ACT* x, const ACT* delta, const ACT* w, u32 cols, u32 
         norm_from_memory<ADD>(y, x, delta, w, cols, eps);
 }
 
-KERNEL(512) rms_norm(ACT* y, const ACT* x, const ACT* w, u32 cols, u32 y_stride, u32 x_stride, float eps) {
+KERNEL(512) rms_norm(ACT* y, const ACT* x, const NORM_WEIGHT* w, u32 cols, u32 y_stride, u32 x_stride, float eps) {
     norm_row<false>(y, (ACT*)x, nullptr, w, cols, y_stride, x_stride, 0, eps);
 }
 EXPORT(rms_norm)
 
 KERNEL(512)
-add_rms_norm(ACT* y, ACT* x, const ACT* delta, const ACT* w, u32 cols, u32 y_stride, u32 x_stride, u32 delta_stride,
+add_rms_norm(ACT* y, ACT* x, const ACT* delta, const NORM_WEIGHT* w, u32 cols, u32 y_stride, u32 x_stride, u32 delta_stride,
              float eps) {
     norm_row<true>(y, x, delta, w, cols, y_stride, x_stride, delta_stride, eps);
 }

@@ -19,7 +19,7 @@ template <u32 PIECES> DEV void fill(f32x8 (&d)[PIECES], const AddendRow& from) {
 // groups of 8 columns; groups beyond the last column have undefined values. With ADD, the values that
 // fill(f32x8[PIECES], addends) returns are first added to x, and the sum is stored to x.
 template <u32 PIECES, bool ADD, class Addends, class Put>
-DEV void norm_in_registers(ACT* x, const ACT* w, u32 cols, float eps, const Addends& addends, const Put& put) {
+DEV void norm_in_registers(ACT* x, const NORM_WEIGHT* w, u32 cols, float eps, const Addends& addends, const Put& put) {
     f32x8 v[PIECES], weight[PIECES];
     for (u32 p = 0; p < PIECES; ++p) {
         const u32 c = (p * bdim() + tid()) * 8;

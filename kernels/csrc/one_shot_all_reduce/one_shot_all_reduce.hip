@@ -9,7 +9,7 @@
 //                          are each rounded, so that the bits are those of one_shot_all_reduce followed by
 //                          add_rms_norm. Rows have a multiple of 8 columns, at most 16 per thread, and are
 //                          aligned to 16 bytes
-// -DRANKS=2..8 number of ranks
+// -DRANKS=2..8 number of ranks   -DNORM_F32=1 f32 weights of the norm (norm/norm.h)
 // Grid: at most the number of SMs. Block of one_shot_all_reduce_norm: that of add_rms_norm, which depends
 // only on cols.
 // Roofline: bound by latency (load, one trip over the link, reduce, store). Between two H200 it takes 3.1 to
@@ -71,7 +71,7 @@ template <u32 PIECES> DEV void fill(f32x8 (&sums)[PIECES], const RankSumSource& 
 
 // Arguments whose names end in `stride` are in elements.
 KERNEL(512)
-one_shot_all_reduce_norm(ACT* y, ACT* x, const ACT* delta, const ACT* w, const PeerMemoryPointers memory,
+one_shot_all_reduce_norm(ACT* y, ACT* x, const ACT* delta, const NORM_WEIGHT* w, const PeerMemoryPointers memory,
                          LaunchCounter* counted, const u32* abort_word, u64 area_bytes, u32 rank, u32 rows, u32 cols,
                          u32 y_stride, u32 x_stride, u32 delta_stride, float eps) {
     grid_launch_dependents();

@@ -6,7 +6,7 @@
 // consecutive channels each): a low run and the high run with which RoPE rotates it, so that lanes need not
 // exchange values. Channels from ROTARY_DIM on are also assigned in pairs of runs, and are not rotated.
 // Rounding points, as in cpu/qk_rope.rs: x * scale, its product with the weight, and the rotated value are
-// each rounded to ACT.
+// each rounded to ACT; with -DNORM_F32=1 x * scale is not rounded (norm/norm.h).
 #pragma once
 #include "norm/norm.h"
 #include "qk_rope/rotate.h"
@@ -56,7 +56,7 @@ template <class T> DEV void store_run(T* to, const float* from, float factor) {
     *(ChannelRun<T>*)to = run;
 }
 
-DEV LaneHeadChannels load_head(const ACT* x, u32 member) {
+template <class T> DEV LaneHeadChannels load_head(const T* x, u32 member) {
     LaneHeadChannels part;
     for (u32 t = 0; t < RUN_PAIRS; ++t) {
         const ChannelRunLocation location = run_location(t, member);

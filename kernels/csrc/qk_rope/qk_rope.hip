@@ -3,7 +3,8 @@
 //
 // qk_norm_rope_kv_write  q [tokens, heads * D] = rope(norm(query heads)), D = HEAD_DIM. rope(norm(key heads))
 // and the value heads are written to the token's slot of the KV pool; slot < 0 stores nothing.
-//   qkv [tokens, (heads + 2 kv_heads) * D] of ACT; q_norm, k_norm [D] of ACT, or null (no norm)
+//   qkv [tokens, (heads + 2 kv_heads) * D] of ACT; q_norm, k_norm [D] of ACT, f32 with
+//   -DNORM_F32=1, or null (no norm)
 //   cos, sin f32 [positions, ROTARY_DIM / 2]; positions i32 [tokens]; slots i64 [tokens]
 //   kv: KV pool of one layer, [block][kv head][K tile | V tile], tile [BLOCK_TOKENS][D] of ACT, or fp8 e4m3
 // Defines: -DHEAD_DIM, -DROTARY_DIM, -DBLOCK_TOKENS, -DACT_F32, -DKV_FP8.
@@ -23,7 +24,7 @@ typedef ACT KV;
 // Arguments whose names end in `stride` are in elements. key_factor and value_factor are the reciprocals of
 // the fp8 scales of the keys and values of the layer.
 KERNEL(128)
-qk_norm_rope_kv_write(ACT* q, KV* kv, const ACT* qkv, const ACT* q_norm, const ACT* k_norm, const float* cos,
+qk_norm_rope_kv_write(ACT* q, KV* kv, const ACT* qkv, const NORM_WEIGHT* q_norm, const NORM_WEIGHT* k_norm, const float* cos,
                       const float* sin, const i32* positions, const i64* slots, u32 tokens, u32 heads, u32 kv_heads,
                       u32 q_stride, u32 qkv_stride, float eps, float key_factor, float value_factor) {
     grid_launch_dependents();  // Called first, so that decode attention prefetches old keys during the projections.
@@ -42,7 +43,7 @@ qk_norm_rope_kv_write(ACT* q, KV* kv, const ACT* qkv, const ACT* q_norm, const A
         rotation = load_rotation(cos + row, sin + row, member);
     }
     if (q_norm != nullptr || k_norm != nullptr) {
-        const ACT* w = is_query ? q_norm : is_value ? nullptr : k_norm;
+        const NORM_WEIGHT* w = is_query ? q_norm : is_value ? nullptr : k_norm;
         LaneHeadChannels unit_part = part;
         norm_head(unit_part, load_head(w != nullptr ? w : (q_norm != nullptr ? q_norm : k_norm), member), eps, member);
         if (w != nullptr) part = unit_part;

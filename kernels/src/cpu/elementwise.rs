@@ -1,4 +1,4 @@
-//! Elementwise ops on the CPU: `SiluMul`, `TensorAdd` and `LogitSoftcap` run in parallel over rows, compute
+//! Elementwise ops on the CPU: `GatedActivation`, `TensorAdd` and `LogitSoftcap` run in parallel over rows, compute
 //! in f32 and round once, when they store. `RowGather` copies rows.
 
 use device::{
@@ -6,13 +6,13 @@ use device::{
 };
 
 use super::backend::for_float;
-use super::maths::silu;
+use super::maths::{bounded, exp, gelu_tanh, silu};
 use super::row_kernel::{RowKernel, dispatch};
 use super::shared_rows::SharedRows;
 use crate::cpu::CpuBackend;
 use crate::{
-    CpuKernel, LogitSoftcap, QueryTemperatureScaling, RowGather, SigmoidGatedAdd, SiluMul,
-    TensorAdd, TensorScalarMul,
+    CpuKernel, GateActivation, GatedActivation, LogitSoftcap, QueryTemperatureScaling, RowGather,
+    SigmoidGatedAdd, TensorAdd, TensorScalarMul,
 };
 
 /// Minimum number of elements of an op for multi-threading: below it, waking the other threads costs more
@@ -24,18 +24,34 @@ pub(super) fn min_rows(cols: usize) -> usize {
     MIN_ELEMENTS.div_ceil(cols.max(1)).max(2)
 }
 
-/// Row kernel: gated activation, `y = silu(gate) · up`.
-struct SiluMulRow<'a, T> {
+/// Row kernel: gated activation of an MLP.
+struct GatedActivationRow<'a, T> {
     y: &'a mut [T],
     gate: &'a [T],
     up: &'a [T],
+    activation: GateActivation,
 }
 
-impl<T: FloatElement> RowKernel for SiluMulRow<'_, T> {
+impl<T: FloatElement> GatedActivationRow<'_, T> {
+    #[inline(always)]
+    fn apply(self, f: impl Fn(f32, f32) -> f32) {
+        for ((y, gate), up) in self.y.iter_mut().zip(self.gate).zip(self.up) {
+            *y = T::store(f(gate.load(), up.load()));
+        }
+    }
+}
+
+impl<T: FloatElement> RowKernel for GatedActivationRow<'_, T> {
+    /// The function is selected once per row, so that each loop vectorises.
     #[inline(always)]
     fn run(self) {
-        for ((y, gate), up) in self.y.iter_mut().zip(self.gate).zip(self.up) {
-            *y = T::store(silu(gate.load()) * up.load());
+        match self.activation {
+            GateActivation::Silu => self.apply(|gate, up| silu(gate) * up),
+            GateActivation::GeluTanh => self.apply(|gate, up| gelu_tanh(gate) * up),
+            GateActivation::ClampedSilu { alpha, limit } => self.apply(|gate, up| {
+                let gate = bounded(gate, f32::NEG_INFINITY, limit);
+                (bounded(up, -limit, limit) + 1.0) * (gate / (1.0 + exp(-alpha * gate)))
+            }),
         }
     }
 }
@@ -83,7 +99,12 @@ impl CpuBackend {
         });
     }
 
-    fn silu_mul_of<T: FloatElement>(&self, y: &mut MatMut<'_>, x: MatRef<'_>) {
+    fn gated_of<T: FloatElement>(
+        &self,
+        y: &mut MatMut<'_>,
+        x: MatRef<'_>,
+        activation: GateActivation,
+    ) {
         let (inner, isa) = (y.cols(), self.isa());
         let out = SharedRows::<T>::new(y);
         self.threads().split(x.rows(), 1, min_rows(inner), &|range| {
@@ -91,7 +112,7 @@ impl CpuBackend {
                 let (gate, up) = x.row::<T>(r).split_at(inner);
                 // SAFETY: each row belongs to one thread.
                 let y = unsafe { out.row(r) };
-                dispatch(isa, SiluMulRow { y, gate, up });
+                dispatch(isa, GatedActivationRow { y, gate, up, activation });
             }
         });
     }
@@ -149,12 +170,12 @@ impl CpuKernel for LogitSoftcap<'_> {
     }
 }
 
-impl CpuKernel for SiluMul<'_> {
+impl CpuKernel for GatedActivation<'_> {
     fn run(self, cpu: &CpuBackend) -> Result<(), DeviceError> {
-        const KERNEL: &str = "silu_mul";
+        const KERNEL: &str = "gated_activation";
         self.check()?;
-        let Self { mut y, x } = self;
-        for_float!(KERNEL, x.dtype(), T => cpu.silu_mul_of::<T>(&mut y, x));
+        let Self { mut y, x, activation } = self;
+        for_float!(KERNEL, x.dtype(), T => cpu.gated_of::<T>(&mut y, x, activation));
         Ok(())
     }
 }

@@ -163,17 +163,13 @@ impl<T: FloatElement + DeviceElement> CpuLinearArgs<'_, T> {
         let mut sums = OutputTile([[0.0; TILE_COLUMNS]; TILE_ROWS]);
         for p in panels.clone() {
             let panel = self.w.panel(p);
+            let start = [panel, panel.wrapping_add(HALF * column)];
             for tile in 0..tiles {
-                // Rows of `x` are spread evenly over tiles of up to 12 rows: 16 rows become tiles of 8 and 8,
-                // not of 12 and 4.
-                let (from, to) = (rows * tile / tiles, rows * (tile + 1) / tiles);
+                let tile_rows = rows_of_tile(rows, tile, tiles);
                 let operands = TileOperands {
-                    a: self.x.row_ptr(from),
+                    a: self.x.row_ptr(tile_rows.start),
                     a_stride: self.x.stride() * self.x.dtype().bytes(),
-                    b: &[OperandSegment {
-                        start: [panel, panel.wrapping_add(HALF * column)],
-                        steps,
-                    }],
+                    b: &[OperandSegment { start, steps }],
                     b_stride: TILE_COLUMNS * column,
                     c: sums.0.as_mut_ptr().cast(),
                     c_stride: TILE_COLUMNS,
@@ -182,8 +178,8 @@ impl<T: FloatElement + DeviceElement> CpuLinearArgs<'_, T> {
                 };
                 // SAFETY: the panel has `steps` lines of 32 columns, `x` has rows of as many inputs, `sums`
                 // is a full tile; the device checked its instruction set.
-                unsafe { tile_kernels.run(to - from, &operands) };
-                self.store(&sums, from..to, p);
+                unsafe { tile_kernels.run(tile_rows.len(), &operands) };
+                self.store(&sums, tile_rows, p);
             }
         }
     }
@@ -218,6 +214,13 @@ impl<T: FloatElement + DeviceElement> CpuLinearArgs<'_, T> {
         let bias = self.bias.map(|b| &b[from..from + cols]);
         dispatch(self.isa, OutputTileStore { out: &self.out, sums, rows, from, cols, bias });
     }
+}
+
+/// Returns the rows of tile `tile`. The rows are spread evenly over tiles of up to 12 rows: 16 rows become
+/// tiles of 8 and 8, not of 12 and 4.
+#[inline]
+fn rows_of_tile(rows: usize, tile: usize, tiles: usize) -> Range<usize> {
+    rows * tile / tiles..rows * (tile + 1) / tiles
 }
 
 /// Row kernel: adds the bias to an output tile and writes the tile to the output.

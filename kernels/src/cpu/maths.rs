@@ -1,4 +1,4 @@
-//! Exponential and SiLU functions that the compiler can vectorise in loops, and sums in a fixed order.
+//! Exponential and activation functions that the compiler can vectorise in loops, and sums in a fixed order.
 
 /// `e^x` for f32, relative error below 2e-7; 0 below −87.3, infinity above 88.7; NaN stays NaN.
 ///
@@ -39,6 +39,21 @@ fn power_of_two(n: i32) -> f32 {
 #[inline(always)]
 pub(super) fn silu(x: f32) -> f32 {
     x / (1.0 + exp(-x))
+}
+
+/// GELU in its tanh approximation, `x / 2 · (1 + tanh z) = x · sigmoid(2 z)` with `z = √(2/π) (x + 0.044715
+/// x³)`.
+#[inline(always)]
+pub(super) fn gelu_tanh(x: f32) -> f32 {
+    const SQRT_8_OVER_PI: f32 = 1.595_769_2;
+    x / (1.0 + exp(-SQRT_8_OVER_PI * x * (1.0 + 0.044_715 * x * x)))
+}
+
+/// Returns `x` bounded to `[low, high]`. NaN stays NaN.
+#[inline(always)]
+pub(super) fn bounded(x: f32, low: f32, high: f32) -> f32 {
+    let x = if x > high { high } else { x };
+    if x < low { low } else { x }
 }
 
 /// Number of SIMD lanes of running sums and maxima.

@@ -14,7 +14,7 @@ use super::shared_rows::SharedRows;
 use crate::check::check_expert_map;
 use crate::cpu::CpuBackend;
 use crate::{
-    CpuKernel, ExpertMlp, ExpertPlacementLookup, ExpertWeights, Linear, SiluMul, TopKRoutes,
+    CpuKernel, ExpertMlp, ExpertPlacementLookup, ExpertWeights, GatedActivation, Linear, TopKRoutes,
 };
 
 impl CpuBackend {
@@ -55,16 +55,17 @@ impl CpuBackend {
                 y: gate_up.reborrow(),
                 x: rows.as_ref(),
                 weight: experts.gate_up.get(e),
-                bias: None,
+                bias: experts.gate_up_bias.map(|bias| bias.rows_from(e, 1)),
             })?;
             let mut act = act.mat_mut(T::DTYPE, n, inner)?;
-            self.run(SiluMul { y: act.reborrow(), x: gate_up.as_ref() })?;
+            let activation = experts.activation;
+            self.run(GatedActivation { y: act.reborrow(), x: gate_up.as_ref(), activation })?;
             let mut out = out.mat_mut(DType::F32, n, hidden)?;
             self.run(Linear {
                 y: out.reborrow(),
                 x: act.as_ref(),
                 weight: experts.down.get(e),
-                bias: None,
+                bias: experts.down_bias.map(|bias| bias.rows_from(e, 1)),
             })?;
             self.add_group(&mut sums, out.as_ref(), group);
         }
@@ -225,5 +226,5 @@ fn check_mlp(
     check_size(MLP, "inputs of gate_up", experts.gate_up.k(), x.cols())?;
     check_size(MLP, "outputs of gate_up", experts.gate_up.n(), 2 * experts.down.k())?;
     check_size(MLP, "outputs of down", experts.down.n(), x.cols())?;
-    Ok(())
+    experts.check_biases(MLP)
 }

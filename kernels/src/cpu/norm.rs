@@ -2,9 +2,10 @@
 //!
 //! `y = w · cast(x · rsqrt(mean(x²) + eps))`: the normalised row is rounded to the activation type before the
 //! multiplication by the weight, as in transformers for Llama and Qwen; the product is rounded when it is
-//! stored.
+//! stored. An f32 weight is multiplied in f32 without the first rounding, as in transformers for Gemma and
+//! gpt-oss.
 
-use device::{DeviceError, FloatElement, MatMut, MatRef};
+use device::{DType, DeviceError, FloatElement, MatMut, MatRef};
 
 use super::backend::for_float;
 use super::elementwise::min_rows;
@@ -17,34 +18,41 @@ use crate::{AddRmsNorm, CpuKernel, QkChannelCounts, QkFullNorm, QkSquareSums, Rm
 const KERNEL: &str = "rms_norm";
 
 /// Row kernel: RMS norm of one row.
-pub(super) struct RmsNormRow<'a, T> {
+pub(super) struct RmsNormRow<'a, T, W> {
     pub(super) y: &'a mut [T],
     pub(super) x: &'a [T],
-    pub(super) w: &'a [T],
+    pub(super) w: &'a [W],
     pub(super) eps: f32,
 }
 
-impl<T: FloatElement> RowKernel for RmsNormRow<'_, T> {
+impl<T: FloatElement, W: FloatElement> RowKernel for RmsNormRow<'_, T, W> {
     #[inline(always)]
     fn run(self) {
         let scale = inverse_rms(self.x, self.eps);
         for ((y, x), w) in self.y.iter_mut().zip(self.x).zip(self.w) {
-            let unit = T::store(x.load() * scale);
-            *y = T::store(w.load() * unit.load());
+            *y = normed(*x, scale, *w);
         }
     }
 }
 
+/// Returns one element of a normalised row.
+#[inline(always)]
+pub(super) fn normed<T: FloatElement, W: FloatElement>(x: T, scale: f32, w: W) -> T {
+    let unit = x.load() * scale;
+    let unit = if W::DTYPE == DType::F32 { unit } else { T::store(unit).load() };
+    T::store(w.load() * unit)
+}
+
 /// Row kernel: adds `delta` to `x`, then computes the RMS norm of the sum.
-struct AddRmsNormRow<'a, T> {
+struct AddRmsNormRow<'a, T, W> {
     y: &'a mut [T],
     x: &'a mut [T],
     delta: &'a [T],
-    w: &'a [T],
+    w: &'a [W],
     eps: f32,
 }
 
-impl<T: FloatElement> RowKernel for AddRmsNormRow<'_, T> {
+impl<T: FloatElement, W: FloatElement> RowKernel for AddRmsNormRow<'_, T, W> {
     #[inline(always)]
     fn run(self) {
         for (x, delta) in self.x.iter_mut().zip(self.delta) {
@@ -62,9 +70,10 @@ pub(super) fn inverse_rms<T: FloatElement>(x: &[T], eps: f32) -> f32 {
 }
 
 impl CpuBackend {
-    fn norm_of<T: FloatElement>(&self, y: &mut MatMut<'_>, x: MatRef<'_>, w: &[T], eps: f32) {
-        let isa = self.isa();
-        let out = SharedRows::<T>::new(y);
+    fn norm_of<T: FloatElement, W: FloatElement>(&self, op: RmsNorm<'_>) {
+        let RmsNorm { mut y, x, weight, eps } = op;
+        let (isa, w) = (self.isa(), weight.row::<W>(0));
+        let out = SharedRows::<T>::new(&mut y);
         self.threads().split(x.rows(), 1, min_rows(x.cols()), &|range| {
             for r in range {
                 // SAFETY: each row belongs to one thread.
@@ -74,18 +83,11 @@ impl CpuBackend {
         });
     }
 
-    fn add_norm_of<T: FloatElement>(
-        &self,
-        y: &mut MatMut<'_>,
-        x: &mut MatMut<'_>,
-        delta: MatRef<'_>,
-        w: MatRef<'_>,
-        eps: f32,
-    ) {
-        let isa = self.isa();
-        let (rows, w) = (x.rows(), w.row::<T>(0));
+    fn add_norm_of<T: FloatElement, W: FloatElement>(&self, op: AddRmsNorm<'_>) {
+        let AddRmsNorm { mut y, mut x, delta, weight, eps } = op;
+        let (isa, rows, w) = (self.isa(), x.rows(), weight.row::<W>(0));
         let min = min_rows(x.cols());
-        let (out, residual) = (SharedRows::<T>::new(y), SharedRows::<T>::new(x));
+        let (out, residual) = (SharedRows::<T>::new(&mut y), SharedRows::<T>::new(&mut x));
         self.threads().split(rows, 1, min, &|range| {
             for r in range {
                 // SAFETY: each row of both matrices belongs to one thread.
@@ -99,8 +101,10 @@ impl CpuBackend {
 impl CpuKernel for AddRmsNorm<'_> {
     fn run(self, cpu: &CpuBackend) -> Result<(), DeviceError> {
         self.check()?;
-        let Self { mut y, mut x, delta, weight: w, eps } = self;
-        for_float!(KERNEL, x.dtype(), T => cpu.add_norm_of::<T>(&mut y, &mut x, delta, w, eps));
+        for_float!(KERNEL, self.x.dtype(), T => match self.weight.dtype() {
+            DType::F32 => cpu.add_norm_of::<T, f32>(self),
+            _ => cpu.add_norm_of::<T, T>(self),
+        });
         Ok(())
     }
 }
@@ -108,8 +112,10 @@ impl CpuKernel for AddRmsNorm<'_> {
 impl CpuKernel for RmsNorm<'_> {
     fn run(self, cpu: &CpuBackend) -> Result<(), DeviceError> {
         self.check()?;
-        let Self { mut y, x, weight: w, eps } = self;
-        for_float!(KERNEL, x.dtype(), T => cpu.norm_of::<T>(&mut y, x, w.row(0), eps));
+        for_float!(KERNEL, self.x.dtype(), T => match self.weight.dtype() {
+            DType::F32 => cpu.norm_of::<T, f32>(self),
+            _ => cpu.norm_of::<T, T>(self),
+        });
         Ok(())
     }
 }

@@ -2,13 +2,14 @@
 //!
 //! Each head of a token is first normalised, `x · rsqrt(mean(x²) + eps) · w`, if the model has QK norms. RoPE
 //! then rotates channels `i` and `i + rotary / 2`: `(a, b) → (a cos − b sin, b cos + a sin)`. Arithmetic is
-//! f32; results are rounded to the activation type after the normalisation, the weight and the rotation.
+//! f32; results are rounded to the activation type after the normalisation (not with f32 norm weights), the
+//! weight and the rotation.
 //! Threads divide the heads, so no two threads write to one tile of the KV pool.
 
 use device::{Buffer, DType, DeviceError, FloatElement, Fp8E4m3, MatMut, MatRef};
 
 use super::backend::for_float;
-use super::norm::inverse_rms;
+use super::norm::{inverse_rms, normed};
 use super::row_kernel::{RowKernel, dispatch};
 use super::shared_rows::{SendPtr, SharedRows};
 use crate::cpu::CpuBackend;
@@ -16,23 +17,22 @@ use crate::{CpuKernel, KvLayout, QkNormRopeArgs, QkNormRopeKvWrite};
 
 const KERNEL: &str = "qk_norm_rope_kv_write";
 /// Row kernel: normalises and rotates one head of one token.
-struct QkNormRopeHead<'a, T> {
+struct QkNormRopeHead<'a, T, W> {
     y: &'a mut [T],
     x: &'a [T],
-    norm: Option<&'a [T]>,
+    norm: Option<&'a [W]>,
     eps: f32,
     cos: &'a [f32],
     sin: &'a [f32],
 }
 
-impl<T: FloatElement> RowKernel for QkNormRopeHead<'_, T> {
+impl<T: FloatElement, W: FloatElement> RowKernel for QkNormRopeHead<'_, T, W> {
     #[inline(always)]
     fn run(self) {
         if let Some(w) = self.norm {
             let scale = inverse_rms(self.x, self.eps);
             for ((y, x), w) in self.y.iter_mut().zip(self.x).zip(w) {
-                let unit = T::store(x.load() * scale);
-                *y = T::store(w.load() * unit.load());
+                *y = normed(*x, scale, *w);
             }
         } else {
             self.y.copy_from_slice(self.x);
@@ -48,7 +48,7 @@ impl<T: FloatElement> RowKernel for QkNormRopeHead<'_, T> {
 }
 
 impl CpuBackend {
-    fn norm_rope_and_store<T: FloatElement>(
+    fn norm_rope_and_store<T: FloatElement, W: FloatElement>(
         &self,
         q: &mut MatMut<'_>,
         kv: &mut Buffer,
@@ -73,9 +73,9 @@ impl CpuBackend {
                         let dim = layout.head_dim;
                         // SAFETY: each head's columns belong to one thread.
                         let y = unsafe { out.part(t, head * dim, dim) };
-                        call.norm_rope(y, t, head, args.q_norm);
+                        call.norm_rope::<W>(y, t, head, args.q_norm);
                     } else if head < args.heads + layout.kv_heads {
-                        call.norm_rope(&mut key, t, head, args.k_norm);
+                        call.norm_rope::<W>(&mut key, t, head, args.k_norm);
                         call.store_key(&key, t, head - args.heads);
                     } else {
                         call.store_value(t, head - args.heads - layout.kv_heads);
@@ -92,7 +92,10 @@ impl CpuKernel for QkNormRopeKvWrite<'_> {
         self.check()?;
         let Self { mut q, pool: kv, layout, args } = self;
         check_indices(layout, args)?;
-        for_float!(KERNEL, q.dtype(), T => cpu.norm_rope_and_store::<T>(&mut q, kv, layout, args));
+        for_float!(KERNEL, q.dtype(), T => match args.norm_dtype() {
+            Some(DType::F32) => cpu.norm_rope_and_store::<T, f32>(&mut q, kv, layout, args),
+            _ => cpu.norm_rope_and_store::<T, T>(&mut q, kv, layout, args),
+        });
         Ok(())
     }
 }
@@ -135,14 +138,20 @@ impl<T: FloatElement> QkRopeLaunchArgs<'_, T> {
         &self.args.qkv.row::<T>(t)[head * dim..][..dim]
     }
 
-    fn norm_rope(&self, y: &mut [T], t: usize, head: usize, norm: Option<MatRef<'_>>) {
+    fn norm_rope<W: FloatElement>(
+        &self,
+        y: &mut [T],
+        t: usize,
+        head: usize,
+        norm: Option<MatRef<'_>>,
+    ) {
         let position = self.args.positions.row::<i32>(0)[t] as usize;
         dispatch(
             self.isa,
             QkNormRopeHead {
                 y,
                 x: self.head(t, head),
-                norm: norm.map(|w| w.row(0)),
+                norm: norm.map(|w| w.row::<W>(0)),
                 eps: self.args.eps,
                 cos: self.args.rope.cos.row(position),
                 sin: self.args.rope.sin.row(position),

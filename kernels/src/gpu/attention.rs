@@ -57,7 +57,7 @@ const WARPGROUP_OPERANDS: usize = 7;
 /// Alignment of WGMMA operands in shared memory, in bytes.
 const PANEL_ALIGNMENT: usize = 1024;
 /// Maximum head size that the reference kernel `attention_plain` supports.
-const PLAIN_HEAD: usize = 256;
+const PLAIN_HEAD: usize = 512;
 /// log2(e): kernels compute the softmax in base 2, so the host multiplies the factor of the scores by
 /// log2(e).
 pub(super) const LOG2_E: f32 = std::f32::consts::LOG2_E;
@@ -198,12 +198,12 @@ impl GpuBackend {
         let small_batch = ("SMALL_BATCH", u32::from(small_batch));
         let (stages, tokens_per_block) =
             (("STAGES", occupancy.stages as u32), ("TOKENS_PER_BLOCK", tokens_per_block as u32));
-        let first_position = ("FIRST_POSITION", shape.args.first_position as u32);
+        let first_position = ("FIRST_POSITION", shape.args.keys.first_position as u32);
         let defines =
             [dim, block, group, fp8, small_batch, stages, tokens_per_block, first_position];
         // `FIRST_POSITION` is defined only if the first positions are masked, so that all launches without
         // masked positions use one compiled variant.
-        let defines = &defines[..defines.len() - usize::from(shape.args.first_position == 0)];
+        let defines = &defines[..defines.len() - usize::from(shape.args.keys.first_position == 0)];
         let kernel = self.kernel(&DECODE, "attention_decode", defines)?;
         // The grid has as many blocks as can be resident on the GPU: each processes an equal share of the
         // splits of all rows and KV heads.
@@ -351,7 +351,11 @@ impl GpuBackend {
         let launch = shape.rows(launch.arg(shape.args.q).arg_ptr(shape.pool));
         let launch = launch.u32(shape.args.rows.len() as u32).u32(shape.group as u32);
         let launch = launch.u32(layout.kv_heads as u32).u32(shape.table_width());
-        let launch = launch.u32(shape.args.first_position as u32);
+        let keys = shape.args.keys;
+        let window =
+            keys.window.map_or(u32::MAX, |window| u32::try_from(window).unwrap_or(u32::MAX));
+        let launch = launch.u32(window).u32(keys.first_position as u32);
+        let launch = launch.arg_or_null(shape.args.sinks);
         // SAFETY: `check` compared the shapes; the caller guarantees context lengths and block tables.
         unsafe { shape.strides(launch, o_stride).overlaps_predecessor().launch(self, s) }
     }
@@ -367,10 +371,11 @@ impl GpuKernel for PagedAttention<'_> {
         let pool = unsafe { kv.as_ptr().add(offset) };
         let shape = AttentionLaunchArgs { args, layout, pool, group: args.heads / layout.kv_heads };
         let decode_rows = args.rows.bounds.decode_rows.min(args.rows.len());
-        // The prefill kernels cannot mask the positions before `first_position`: steps that need this use the
-        // reference kernel `attention_plain`.
-        let masks_prefill_rows = args.first_position > 0 && decode_rows < args.rows.len();
-        if masks_prefill_rows || !shape.uses_tensor_cores(gpu.half_dtype(), &o) {
+        // The prefill kernels cannot mask the positions before `first_position`, and no tiled kernel has
+        // windows or sinks: steps that need these use the reference kernel `attention_plain`.
+        let masks_prefill_rows = args.keys.first_position > 0 && decode_rows < args.rows.len();
+        let is_windowed = args.keys.window.is_some() || args.sinks.is_some();
+        if masks_prefill_rows || is_windowed || !shape.uses_tensor_cores(gpu.half_dtype(), &o) {
             return gpu.attend_plain(s, &mut o, &shape);
         }
         gpu.attend_decodes(s, &mut o, &shape, decode_rows)?;
@@ -420,7 +425,7 @@ impl AttentionLaunchArgs<'_> {
 
 fn check_limits(layout: &KvLayout, args: &PagedAttentionArgs<'_>) -> Result<(), DeviceError> {
     check_at_most(KERNEL, "head size", layout.head_dim, PLAIN_HEAD)?;
-    check_at_most(KERNEL, "first position", args.first_position, TILE)?;
+    check_at_most(KERNEL, "first position", args.keys.first_position, TILE)?;
     let rows = &args.rows;
     check_size(KERNEL, "cu_q", rows.cu_q.cols(), rows.len() + 1)?;
     if rows.table_rows.is_none() {

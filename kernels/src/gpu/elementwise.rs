@@ -1,4 +1,4 @@
-//! GPU launches of elementwise ops and of the QK norm over all heads: SiLU-and-multiply, addition, logit softcap, scaling, addition of gated rows.
+//! GPU launches of elementwise ops and of the QK norm over all heads: gated activation, addition, logit softcap, scaling, addition of gated rows.
 
 use device::gpu::{KernelLaunch, KernelSource};
 use device::{DType, DeviceError, DeviceStream, MatRef};
@@ -6,13 +6,32 @@ use device::{DType, DeviceError, DeviceStream, MatRef};
 use super::fp8::QuantizedRows;
 use crate::gpu::GpuBackend;
 use crate::{
-    GpuKernel, LogitSoftcap, QkChannelCounts, QkFullNorm, QkSquareSums, QueryTemperatureScaling,
-    SigmoidGatedAdd, SiluMul, TensorAdd, TensorScalarMul,
+    GateActivation, GatedActivation, GpuKernel, LogitSoftcap, QkChannelCounts, QkFullNorm,
+    QkSquareSums, QueryTemperatureScaling, SigmoidGatedAdd, TensorAdd, TensorScalarMul,
 };
 
 static ELEMENTWISE: KernelSource = kernel_source!("elementwise/elementwise.hip");
 static ELEMENTWISE_SCALE: KernelSource = kernel_source!("elementwise_scale/elementwise_scale.hip");
 static QK_NORM: KernelSource = kernel_source!("qk_norm/qk_norm.hip");
+
+/// An elementwise kernel: name of the op in errors, name of the device function, and source file.
+struct ElementwiseKernel {
+    op: &'static str,
+    symbol: &'static str,
+    source: &'static KernelSource,
+}
+
+static ADD: ElementwiseKernel =
+    ElementwiseKernel { op: "add", symbol: "add_rows", source: &ELEMENTWISE };
+static SOFTCAP: ElementwiseKernel =
+    ElementwiseKernel { op: "softcap", symbol: "elementwise_softcap", source: &ELEMENTWISE };
+static SCALE: ElementwiseKernel =
+    ElementwiseKernel { op: "scale", symbol: "elementwise_scale", source: &ELEMENTWISE_SCALE };
+static GATED_ADD: ElementwiseKernel = ElementwiseKernel {
+    op: "gated_add",
+    symbol: "elementwise_gated_add",
+    source: &ELEMENTWISE_SCALE,
+};
 
 /// Number of columns per block: eight per thread.
 const BLOCK_COLUMNS: usize = 8 * THREADS as usize;
@@ -24,16 +43,20 @@ const THREADS: u32 = 128;
 const SUM_THREADS: u32 = 256;
 
 impl GpuBackend {
-    /// Computes `silu(gate) · up` of `x` and quantises the result to fp8; the caller has checked the shapes.
-    pub(super) fn silu_mul_fp8(
+    /// Computes the activation of gate and up, which are the columns of `x`, and quantises the result to fp8;
+    /// the caller has checked the shapes.
+    pub(super) fn gated_activation_fp8(
         &self,
         s: &DeviceStream,
         to: &QuantizedRows,
         x: MatRef<'_>,
+        activation: GateActivation,
     ) -> Result<(), DeviceError> {
         let cols = x.cols() / 2;
-        let defines = [("ACT_F32", 0), ("FP8", 1), ("SCALING", to.scaling.define())];
-        let kernel = self.kernel(&ELEMENTWISE, "silu_mul_fp8", &defines)?;
+        let [gate, alpha, limit] = activation.defines();
+        let scaling = ("SCALING", to.scaling.define());
+        let defines = [("ACT_F32", 0), ("FP8", 1), scaling, gate, alpha, limit];
+        let kernel = self.kernel(&ELEMENTWISE, "gated_activation_fp8", &defines)?;
         let blocks = (to.padded * blocks_per_row(cols)) as u32;
         let launch = KernelLaunch::new(kernel, [blocks, 1, 1], THREADS, 0)
             .overlaps_predecessor()
@@ -44,25 +67,22 @@ impl GpuBackend {
             .u32(cols as u32)
             .u32(blocks_per_row(cols) as u32)
             .u32(x.stride() as u32)
-            .u32(to.padded as u32);
+            .u32(to.padded as u32)
+            .f32(to.scaling.static_scale().unwrap_or_default());
         // SAFETY: the shapes were checked; the arguments match the kernel parameters.
         unsafe { launch.launch(self, s) }
     }
 
-    /// Prepares a launch of elementwise kernel `symbol` with `blocks_per_row(cols)` blocks per row.
+    /// Prepares a launch of an elementwise kernel with `blocks_per_row(cols)` blocks per row.
     fn elementwise_launch(
         &self,
-        kernel: &'static str,
-        symbol: &'static str,
+        kernel: &ElementwiseKernel,
         dtype: DType,
         rows: usize,
         cols: usize,
     ) -> Result<KernelLaunch, DeviceError> {
-        let source = match symbol {
-            "elementwise_scale" | "elementwise_gated_add" => &ELEMENTWISE_SCALE,
-            _ => &ELEMENTWISE,
-        };
-        let function = self.kernel(source, symbol, &[("ACT_F32", self.act_f32(kernel, dtype)?)])?;
+        let defines = [("ACT_F32", self.act_f32(kernel.op, dtype)?)];
+        let function = self.kernel(kernel.source, kernel.symbol, &defines)?;
         let blocks = (rows * blocks_per_row(cols)) as u32;
         Ok(KernelLaunch::new(function, [blocks, 1, 1], THREADS, 0).overlaps_predecessor())
     }
@@ -70,11 +90,10 @@ impl GpuBackend {
 
 impl GpuKernel for TensorAdd<'_> {
     fn launch(self, gpu: &GpuBackend, s: &DeviceStream) -> Result<(), DeviceError> {
-        const KERNEL: &str = "add";
         self.check()?;
         let Self { mut y, a, b } = self;
         let launch = gpu
-            .elementwise_launch(KERNEL, "add_rows", a.dtype(), y.rows(), y.cols())?
+            .elementwise_launch(&ADD, a.dtype(), y.rows(), y.cols())?
             .out(&mut y)
             .arg(a)
             .arg(b)
@@ -92,7 +111,7 @@ impl GpuKernel for LogitSoftcap<'_> {
     fn launch(self, gpu: &GpuBackend, s: &DeviceStream) -> Result<(), DeviceError> {
         let Self { mut x, cap } = self;
         let launch = gpu
-            .elementwise_launch("softcap", "elementwise_softcap", x.dtype(), x.rows(), x.cols())?
+            .elementwise_launch(&SOFTCAP, x.dtype(), x.rows(), x.cols())?
             .out(&mut x)
             .u32(x.cols() as u32)
             .u32(blocks_per_row(x.cols()) as u32)
@@ -107,7 +126,7 @@ impl GpuKernel for TensorScalarMul<'_> {
     fn launch(self, gpu: &GpuBackend, s: &DeviceStream) -> Result<(), DeviceError> {
         let Self { mut x, factor } = self;
         let launch = gpu
-            .elementwise_launch("scale", "elementwise_scale", x.dtype(), x.rows(), x.cols())?
+            .elementwise_launch(&SCALE, x.dtype(), x.rows(), x.cols())?
             .out(&mut x)
             .u32(x.cols() as u32)
             .u32(blocks_per_row(x.cols()) as u32)
@@ -123,13 +142,7 @@ impl GpuKernel for SigmoidGatedAdd<'_> {
         self.check()?;
         let Self { mut y, x, gate } = self;
         let launch = gpu
-            .elementwise_launch(
-                "gated_add",
-                "elementwise_gated_add",
-                y.dtype(),
-                y.rows(),
-                y.cols(),
-            )?
+            .elementwise_launch(&GATED_ADD, y.dtype(), y.rows(), y.cols())?
             .out(&mut y)
             .arg(x)
             .arg(gate)
@@ -143,13 +156,17 @@ impl GpuKernel for SigmoidGatedAdd<'_> {
     }
 }
 
-impl GpuKernel for SiluMul<'_> {
+impl GpuKernel for GatedActivation<'_> {
     fn launch(self, gpu: &GpuBackend, s: &DeviceStream) -> Result<(), DeviceError> {
-        const KERNEL: &str = "silu_mul";
         self.check()?;
-        let Self { mut y, x } = self;
-        let launch = gpu
-            .elementwise_launch(KERNEL, "silu_mul_rows", x.dtype(), y.rows(), y.cols())?
+        let Self { mut y, x, activation } = self;
+        let act_f32 = gpu.act_f32("gated_activation", x.dtype())?;
+        let [gate, alpha, limit] = activation.defines();
+        let defines = [("ACT_F32", act_f32), gate, alpha, limit];
+        let kernel = gpu.kernel(&ELEMENTWISE, "gated_activation_rows", &defines)?;
+        let blocks = (y.rows() * blocks_per_row(y.cols())) as u32;
+        let launch = KernelLaunch::new(kernel, [blocks, 1, 1], THREADS, 0)
+            .overlaps_predecessor()
             .out(&mut y)
             .arg(x)
             .u32(y.cols() as u32)

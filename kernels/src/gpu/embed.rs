@@ -12,6 +12,11 @@ static EMBED: KernelSource = kernel_source!("embed/embed.hip");
 const MAX_THREADS: usize = 256;
 
 impl GpuBackend {
+    /// Number of threads per block that copy a row of `bytes` bytes: a thread copies 16 bytes at a time.
+    fn copy_threads(&self, bytes: usize) -> usize {
+        bytes.div_ceil(16).next_multiple_of(self.warp_size() as usize).min(MAX_THREADS)
+    }
+
     fn copy_rows(
         &self,
         name: &'static str,
@@ -27,8 +32,7 @@ impl GpuBackend {
         check_size(name, "indices", ids.cols(), y.rows())?;
         let size = x.dtype().bytes();
         let bytes = x.cols() * size;
-        let threads =
-            bytes.div_ceil(16).next_multiple_of(self.warp_size() as usize).min(MAX_THREADS);
+        let threads = self.copy_threads(bytes);
         let kernel = self.kernel(&EMBED, "copy_rows", &[])?;
         let launch = KernelLaunch::new(kernel, [y.rows() as u32, 1, 1], threads as u32, 0)
             .overlaps_predecessor()

@@ -4,6 +4,7 @@
 use device::gpu::{KernelLaunch, KernelSource};
 use device::{DType, DeviceError, DeviceStream, MatMut, MatRef, check_dtype, check_size};
 
+use crate::gate_activation::gated_product_defines;
 use crate::gpu::GpuBackend;
 use crate::{FusedLinear, GpuKernel, Linear, LinearFusion, PackedMatrix};
 
@@ -77,7 +78,7 @@ impl GpuBackend {
         {
             return Err(too_many_rows(x.rows()));
         }
-        self.gemm_large_m(s, y, x, w.into(), fusion.silu_mul)
+        self.gemm_large_m(s, y, x, w.into(), fusion.gate)
     }
 
     /// Computes `y = x Wᵀ + bias` with built-in kernels; the caller has checked the shapes.
@@ -103,7 +104,7 @@ impl GpuBackend {
         }
         if bias.is_none() && self.fits_large_m(x.rows(), x.dtype(), w) && self.is_tma_aligned(&y, x)
         {
-            return self.gemm_large_m(s, y, x, w.into(), false);
+            return self.gemm_large_m(s, y, x, w.into(), None);
         }
         if self.fits_medium_m(x.rows(), x.dtype(), w) && Self::is_layout_supported(x, &mut y) {
             return self.gemm_medium_m(
@@ -162,13 +163,18 @@ impl GpuBackend {
         if self.streams_weights(w.k()) {
             return self.stream_small_m(s, FusedLinear { y, x, weight: w, fusion });
         }
-        let Some(shape) = self.small_m_strips(x.rows(), w.n(), w.k(), 1, fusion.silu_mul) else {
+        let Some(shape) = self.small_m_strips(x.rows(), w.n(), w.k(), 1, fusion.gate.is_some())
+        else {
             return Err(too_many_rows(x.rows()));
         };
+        let [gated, gate, alpha, limit] = gated_product_defines(fusion.gate);
         let defines = [
             ("OUT_F32", u32::from(y.dtype() == DType::F32)),
             ("NORM", u32::from(fusion.norm.is_some())),
-            ("GATED", u32::from(fusion.silu_mul)),
+            gated,
+            gate,
+            alpha,
+            limit,
             ("RESIDUAL", u32::from(fusion.add)),
             ("TILES", shape.strips as u32),
         ];
@@ -317,7 +323,7 @@ fn check(
 ) -> Result<(), DeviceError> {
     check_size(KERNEL, "rows", y.rows(), x.rows())?;
     check_size(KERNEL, "inputs", x.cols(), w.k())?;
-    check_size(KERNEL, "outputs", y.cols(), if fusion.silu_mul { w.n() / 2 } else { w.n() })?;
+    check_size(KERNEL, "outputs", y.cols(), if fusion.gate.is_some() { w.n() / 2 } else { w.n() })?;
     check_dtype(KERNEL, "input", x.dtype(), half)?;
     if y.dtype() != DType::F32 {
         check_dtype(KERNEL, "output", y.dtype(), half)?;

@@ -1,12 +1,13 @@
-//! Large-M GEMM with WGMMA and TMA on NVIDIA sm_90a. It is used to fuse `silu_mul` into the epilogue, and for
+//! Large-M GEMM with WGMMA and TMA on NVIDIA sm_90a. It is used to fuse a gate activation into the epilogue, and for
 //! linear layers if no vendor BLAS is used.
 
 use device::gpu::{BOX_ROWS, KernelLaunch, KernelSource, TmaMatrix};
 use device::{DType, DeviceError, DeviceStream, MatMut, MatRef};
 
 use super::gemm::{GemmWeightRows, gemm_sizes, has_16_byte_rows};
-use crate::PackedMatrix;
+use crate::gate_activation::gated_product_defines;
 use crate::gpu::GpuBackend;
+use crate::{GateActivation, PackedMatrix};
 
 static GEMM_LARGE_M: KernelSource = kernel_source!("gemm_large_m/gemm_large_m.hip");
 
@@ -16,7 +17,7 @@ const THREADS: u32 = 12 * 32;
 const CLUSTER: usize = 2;
 /// Number of rows of `x` per tile of a cluster.
 const TILE_ROWS: usize = 256;
-/// Number of rows of `W` per tile. With `silu_mul`, half of them are gate rows, the other half the up rows of
+/// Number of rows of `W` per tile. With a gate activation, half of them are gate rows, the other half the up rows of
 /// the same outputs.
 const TILE_COLUMNS: usize = 256;
 /// Number of rows of a TMA box of `x` and of `W`.
@@ -25,7 +26,7 @@ const INPUT_BOX_ROWS: usize = 128;
 const COLUMNS: usize = 64;
 /// Shared memory per block in bytes: four stages, the output staging buffer, barriers and alignment.
 const SHARED_BYTES: u32 = 226 << 10;
-/// Minimum number of rows of `x` for this kernel. From this size, fusing `silu_mul` is faster, since it
+/// Minimum number of rows of `x` for this kernel. From this size, fusing the gate activation is faster, since it
 /// avoids storing the GEMM output; with fewer rows cuBLASLt is as fast.
 const MIN_ROWS: usize = 2048;
 
@@ -52,8 +53,8 @@ impl GpuBackend {
         y.dtype() == self.half_dtype() && has_16_byte_rows(x) && has_16_byte_rows(y.as_ref())
     }
 
-    /// Computes `y = x Wᵀ`, or with `gated` `y = silu(gate) · up`, where `gate` is the first half of the
-    /// columns of `x Wᵀ` and `up` the second half. `y` has the 16-bit type of the device. The caller has
+    /// Computes `y = x Wᵀ`, or the activation `gate` of gate and up, which are the first and the second half of
+    /// the columns of `x Wᵀ`. `y` has the 16-bit type of the device. The caller has
     /// checked the shapes and that `is_tma_aligned` is true. The result of a row does not depend on the other
     /// rows.
     pub(super) fn gemm_large_m(
@@ -62,9 +63,9 @@ impl GpuBackend {
         mut y: MatMut<'_>,
         x: MatRef<'_>,
         w: GemmWeightRows,
-        gated: bool,
+        gate: Option<GateActivation>,
     ) -> Result<(), DeviceError> {
-        let kernel = self.kernel(&GEMM_LARGE_M, "gemm_large_m", &[("GATED", u32::from(gated))])?;
+        let kernel = self.kernel(&GEMM_LARGE_M, "gemm_large_m", &gated_product_defines(gate))?;
         let (rows, y_stride, outputs) = (x.rows(), y.stride(), y.cols());
         let boxed = |matrix, rows, columns, stride, box_rows| {
             self.encode_tensor_map(&TmaMatrix { matrix, rows, columns, stride, box_rows })

@@ -6,6 +6,7 @@ use device::{DType, DeviceError, DeviceStream, MatMut, MatRef, check_size};
 
 use super::gemm::{GemmInputRows, gemm_sizes, has_16_byte_rows};
 use super::launch_limits::LaunchLimits;
+use crate::gate_activation::gated_product_defines;
 use crate::gpu::GpuBackend;
 use crate::{FusedLinear, LinearFusion, PackedMatrix};
 
@@ -64,7 +65,7 @@ impl GpuBackend {
     /// Whether the medium-M GEMM supports `rows` rows of type `dtype` with weights `w`.
     pub(crate) fn fits_medium_m(&self, rows: usize, dtype: DType, w: &PackedMatrix) -> bool {
         let half = dtype == self.half_dtype() && w.dtype() == self.half_dtype();
-        // A gated GEMM (`silu_mul`) needs the most shared memory; if it fits, every GEMM of these sizes fits.
+        // A GEMM with a gate activation needs the most shared memory; if it fits, every GEMM of these sizes fits.
         let problem = MediumMProblem { rows, n: w.n(), k: w.k(), gated: true };
         half && self.has_wgmma_tma()
             && problem.fits()
@@ -98,23 +99,28 @@ impl GpuBackend {
     ) -> Result<(), DeviceError> {
         check_size(KERNEL, "parity of the row stride of y", y.stride() % 2, 0)?;
         check_size(KERNEL, "alignment of y", y.as_mut_ptr().addr() % (2 * y.dtype().bytes()), 0)?;
-        let problem = MediumMProblem { rows: x.rows, n: w.n(), k: w.k(), gated: fusion.silu_mul };
+        let problem =
+            MediumMProblem { rows: x.rows, n: w.n(), k: w.k(), gated: fusion.gate.is_some() };
         let shape = problem.choose_launch(self.launch_limits()).ok_or(DeviceError::Shape {
             kernel: KERNEL,
             what: "bytes of shared memory",
             got: self.shared_bytes() as usize,
             expected: problem.bytes(WIDTHS[0], 1, MIN_STAGES),
         })?;
+        let [gated, gate, alpha, limit] = gated_product_defines(fusion.gate);
         let defines = [
             ("OUT_F32", self.act_f32(KERNEL, y.dtype())?),
-            ("GATED", u32::from(fusion.silu_mul)),
+            gated,
+            gate,
+            alpha,
+            limit,
             ("RESIDUAL", u32::from(fusion.add)),
             ("ROWS", shape.rows as u32),
             ("TILE", shape.width as u32),
             ("SPLITS", shape.splits as u32),
         ];
         let kernel = self.kernel(&GEMM_MEDIUM_M, "gemm_medium_m", &defines)?;
-        let box_rows = if fusion.silu_mul { shape.width / 2 } else { shape.width };
+        let box_rows = if fusion.gate.is_some() { shape.width / 2 } else { shape.width };
         let columns = w.k();
         let x_map = self.encode_tensor_map(&TmaMatrix {
             matrix: x.address,

@@ -6,6 +6,7 @@ use device::{DeviceError, DeviceStream, MatMut};
 
 use super::gemm::{GEMM_SMALL_M, GemmInputRows, gemm_sizes};
 use super::launch_limits::LaunchLimits;
+use crate::gate_activation::gated_product_defines;
 use crate::gpu::GpuBackend;
 use crate::{FusedLinear, LinearFusion, PackedMatrix};
 
@@ -42,7 +43,7 @@ struct SmallMLaunch {
     shared_bytes: usize,
 }
 
-/// Sizes of a small-M GEMM. `strips`: number of strips (8 rows each) of `W`; with `silu_mul` the gate and up
+/// Sizes of a small-M GEMM. `strips`: number of strips (8 rows each) of `W`; with a gate activation the gate and up
 /// rows of an output are in one strip.
 #[derive(Debug, Clone, Copy)]
 struct SmallMProblem {
@@ -90,7 +91,7 @@ impl GpuBackend {
         fusion: &LinearFusion<'_>,
     ) -> Result<(), DeviceError> {
         let (outputs, width) =
-            if fusion.silu_mul { (w.n() / 2, STRIP_ROWS / 2) } else { (w.n(), STRIP_ROWS) };
+            if fusion.gate.is_some() { (w.n() / 2, STRIP_ROWS / 2) } else { (w.n(), STRIP_ROWS) };
         let normed = fusion.norm.is_some();
         let problem =
             SmallMProblem { rows: x.rows, strips: outputs.div_ceil(width), k: w.k(), normed };
@@ -101,10 +102,14 @@ impl GpuBackend {
             got: limits.shared_bytes,
             expected: problem.bytes(1, problem.slab(), !normed, 1),
         })?;
+        let [gated, gate, alpha, limit] = gated_product_defines(fusion.gate);
         let defines = [
             ("OUT_F32", self.act_f32("linear", y.dtype())?),
             ("NORM", u32::from(normed)),
-            ("GATED", u32::from(fusion.silu_mul)),
+            gated,
+            gate,
+            alpha,
+            limit,
             ("RESIDUAL", u32::from(fusion.add)),
             ("STREAM", 1),
             ("TILES", shape.strips as u32),

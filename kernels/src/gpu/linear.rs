@@ -6,7 +6,7 @@
 //! | fp8 | any | see `fp8` |
 //! | 16-bit | ≤ 16 | `gemm_small_m`: reads the weights once, supports fusion |
 //! | 16-bit | ≤ 128, on sm_90a, few tiles of `W` | `gemm_medium_m`: loads weights before its inputs are ready |
-//! | 16-bit | ≥ 2048, with `silu_mul`, on sm_90a | `gemm_large_m`: WGMMA |
+//! | 16-bit | ≥ 2048, with a gate activation, on sm_90a | `gemm_large_m`: WGMMA |
 //! | 16-bit | other | BLASLt; without it a built-in kernel |
 //! | f32 | ≤ 64, or f32 inputs | built-in: a row of an f32 model has the same result in every batch |
 //! | f32 | > 64, 16-bit inputs | BLASLt in f32 if y is f32, else built-in |

@@ -271,7 +271,7 @@ impl GpuBackend {
             )
         };
         if self.has_large_m_kernel() {
-            return self.gemm_large_m(s, y, x, w, false);
+            return self.gemm_large_m(s, y, x, w, None);
         }
         self.gemm_tiled(s, y, x, w, None)
     }

@@ -58,9 +58,8 @@ impl GpuBackend {
         self.pack_for_tma(stack, gated)
     }
 
-    /// Stacks the per-head up-projections of MLA row-major in `dtype` (a floating-point type), without
-    /// packing for TMA.
-    pub fn pack_mla_heads(
+    /// Stacks matrices of one shape row-major in `dtype` (a floating-point type), without packing for TMA.
+    pub fn pack_row_major(
         &self,
         matrices: &[Vec<HostMat<'_>>],
         dtype: DType,
@@ -218,6 +217,11 @@ fn check(
     check_size(KERNEL, "inputs of gate_up", gate_up.k(), x.cols())?;
     check_size(KERNEL, "outputs of gate_up", gate_up.n(), 2 * down.k())?;
     check_size(KERNEL, "outputs of down", down.n(), x.cols())?;
+    experts.check_biases(KERNEL)?;
+    if experts.has_biases() && (gate_up.is_tma_packed() || weights != x.dtype()) {
+        let (what, dtype) = ("biases of experts with this weight layout", gate_up.dtype());
+        return Err(DeviceError::Unsupported { kernel: KERNEL, what, dtype });
+    }
     check_dtype(KERNEL, "type of gate_up", gate_up.dtype(), weights)?;
     check_dtype(KERNEL, "type of down", down.dtype(), weights)
 }

@@ -5,6 +5,7 @@ use device::{DType, DeviceError, DeviceStream, MatRef};
 
 use super::gemm::has_16_byte_rows;
 use super::{fp8, moe_grouped_gemm_tma};
+use crate::gate_activation::gated_product_defines;
 use crate::gpu::GpuBackend;
 use crate::{ExpertWeights, PackedMatrixGroup, TopKRoutes};
 
@@ -140,6 +141,12 @@ impl MoeLaunchArgs<'_> {
         [act, ("OUT_HALF", u32::from(self.out_type() != DType::F32))]
     }
 
+    /// Returns the defines of the first GEMM (gate and up, followed by the activation) or of the second one
+    /// (down).
+    pub(super) fn gate_defines(&self, first: bool) -> [KernelDefine; 4] {
+        gated_product_defines(first.then_some(self.experts.activation))
+    }
+
     /// Returns the element type of the expert outputs.
     pub(super) fn out_type(&self) -> DType {
         self.kernel.out_type(self.x.dtype())
@@ -245,6 +252,15 @@ impl MoeKernel {
     }
 }
 
+/// Selects the tile of the TMA kernel for 16-bit weights; `for_dtype` adapts the tile to fp8 weights.
+fn tma_tile(pairs_per_expert: usize) -> moe_grouped_gemm_tma::GroupedGemmTile {
+    match pairs_per_expert {
+        pairs if pairs < WIDE_TILE_PAIRS => moe_grouped_gemm_tma::TILE_SMALL,
+        pairs if pairs < LARGE_TILE_PAIRS => moe_grouped_gemm_tma::TILE_MEDIUM,
+        _ => moe_grouped_gemm_tma::TILE_LARGE,
+    }
+}
+
 /// Selects the kernel by the average number of routed pairs per expert, pairs of shared experts included.
 /// `small_m_fits`: the rows of a small-M segment fit into shared memory.
 fn choose_kernel(
@@ -255,12 +271,8 @@ fn choose_kernel(
 ) -> MoeKernel {
     let pairs_per_expert = routed_pairs / experts.down.len().max(1);
     if experts.gate_up.is_tma_packed() {
-        let tile = match pairs_per_expert {
-            pairs if pairs < WIDE_TILE_PAIRS => moe_grouped_gemm_tma::TILE_SMALL,
-            pairs if pairs < LARGE_TILE_PAIRS => moe_grouped_gemm_tma::TILE_MEDIUM,
-            _ => moe_grouped_gemm_tma::TILE_LARGE,
-        };
-        return MoeKernel::GroupedGemmTma(tile.for_dtype(experts.gate_up.dtype()));
+        let tile = tma_tile(pairs_per_expert).for_dtype(experts.gate_up.dtype());
+        return MoeKernel::GroupedGemmTma(tile);
     }
     if experts.gate_up.dtype() == DType::F8E4M3 {
         return if pairs_per_expert <= SMALL_M_PAIRS && small_m_fits {
@@ -270,7 +282,8 @@ fn choose_kernel(
         };
     }
     let has_16_byte_columns = x.cols().is_multiple_of(8) && experts.down.k().is_multiple_of(8);
-    if x.dtype() == DType::F32 || !has_16_byte_columns || !has_16_byte_rows(x) {
+    let is_plain = x.dtype() == DType::F32 || experts.has_biases();
+    if is_plain || !has_16_byte_columns || !has_16_byte_rows(x) {
         return MoeKernel::Plain;
     }
     match pairs_per_expert {

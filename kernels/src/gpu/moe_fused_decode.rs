@@ -7,6 +7,7 @@ use device::{DType, DeviceError, DeviceStream, MatMut, MatRef};
 
 use super::expert_load::ExpertCounterPtrs;
 use super::moe_grouped_gemm_tma::{GroupedGemmTile, TILE_MEDIUM, TILE_SMALL, is_fp8, scales_from};
+use crate::gate_activation::gated_product_defines;
 use crate::gpu::GpuBackend;
 use crate::{ExpertWeights, SoftmaxRouterArgs, TopKRoutes};
 
@@ -75,24 +76,29 @@ impl GpuBackend {
         let activations = self.scratch(s, routed_pairs * inner * x.dtype().bytes())?;
         let routes_in_kernel = u32::from(matches!(source, RoutingSource::InKernel(..)));
         let fp8 = is_fp8(experts.down);
-        for gated in [true, false] {
+        for first in [true, false] {
             // The first GEMM divides the strips of all routed pairs among the blocks; in the second GEMM a
             // block has the same strips of all experts.
             let strips = experts.gate_up.n() / STRIP_ROWS * routed_pairs;
-            let tile = if gated {
+            let tile = if first {
                 tile_of(experts, x.rows(), strips.div_ceil(self.multiprocessors() as usize))
             } else {
                 tile_of(experts, routed_pairs, routed_pairs)
             };
+            let activation = first.then_some(experts.activation);
+            let [gated, gate, alpha, limit] = gated_product_defines(activation);
             let defines = [
-                ("GATED", u32::from(gated)),
+                gated,
+                gate,
+                alpha,
+                limit,
                 ("ROUTES", routes_in_kernel),
                 ("WIDE_TILE", u32::from(tile.weight_rows != TILE_SMALL.weight_rows)),
                 ("TILE_ROWS", tile.rows as u32),
                 ("FP8", fp8),
             ];
             let kernel = self.kernel(&FUSED_DECODE, "moe_fused_decode", &defines)?;
-            let (out, from, strides, group) = if gated {
+            let (out, from, strides, group) = if first {
                 (activations, x.as_ptr(), [x.stride(), inner], experts.gate_up)
             } else {
                 (y.as_mut_ptr(), activations.cast_const(), [inner, y.stride()], experts.down)

@@ -30,7 +30,8 @@ impl GpuBackend {
             // memory.
             return check_size(KERNEL, "input features of the small-M GEMM", k, 0);
         };
-        let defines = [("GATED", u32::from(first)), ("TILES", strips as u32)];
+        let [gated, gate, alpha, limit] = call.gate_defines(first);
+        let defines = [gated, gate, alpha, limit, ("TILES", strips as u32)];
         let kernel = self.kernel(&GEMM_SMALL_M, "moe_gemm_small_m", &defines)?;
         let grid = [blocks as u32, call.max_segments() as u32, 1];
         let launch = KernelLaunch::new(kernel, grid, THREADS, shared_bytes as u32);
@@ -47,7 +48,8 @@ impl GpuBackend {
         rows: usize,
         first: bool,
     ) -> Result<(), DeviceError> {
-        let defines = [("GATED", u32::from(first)), ("TILE_M", rows as u32)];
+        let [gated, gate, alpha, limit] = call.gate_defines(first);
+        let defines = [gated, gate, alpha, limit, ("TILE_M", rows as u32)];
         let kernel = self.kernel(&GROUPED_GEMM, "moe_grouped_gemm", &defines)?;
         let blocks = call.gemm_weights(first).0.n().div_ceil(TILE_OUTPUTS);
         let grid = [blocks as u32, call.max_segments() as u32, 1];
@@ -64,9 +66,10 @@ impl GpuBackend {
         call: &MoeLaunchArgs<'_>,
         first: bool,
     ) -> Result<(), DeviceError> {
-        let [act] = call.act();
+        let ([act], [gated, gate, alpha, limit]) = (call.act(), call.gate_defines(first));
         let (group, k) = call.gemm_weights(first);
-        let kernel = self.kernel(&PLAIN, "moe_plain", &[act, ("GATED", u32::from(first))])?;
+        let kernel = self.kernel(&PLAIN, "moe_plain", &[act, gated, gate, alpha, limit])?;
+        let experts = call.experts;
         let outputs = if first { call.inner } else { call.hidden };
         let blocks = outputs.div_ceil((THREADS / self.warp_size()) as usize);
         let launch =
@@ -80,7 +83,8 @@ impl GpuBackend {
                 .u32(if first { call.x.stride() } else { call.inner } as u32)
                 .u32(call.top_k() as u32)
                 .u32(call.experts.first_expert as u32)
-                .u32(group.len() as u32);
+                .u32(group.len() as u32)
+                .arg_or_null(if first { experts.gate_up_bias } else { experts.down_bias });
         // SAFETY: `check` compared all shapes; scratch memory was allocated for the sizes of `call`.
         unsafe { launch.overlaps_predecessor().launch(self, s) }
     }

@@ -174,8 +174,12 @@ impl GpuBackend {
         first: bool,
     ) -> Result<(), DeviceError> {
         let (group, _) = call.gemm_weights(first);
+        let [gated, gate, alpha, limit] = call.gate_defines(first);
         let defines = [
-            ("GATED", u32::from(first)),
+            gated,
+            gate,
+            alpha,
+            limit,
             ("WIDE_TILE", u32::from(tile != TILE_SMALL)),
             ("TILE_ROWS", tile.rows as u32),
             ("FP8", is_fp8(group)),

@@ -1,7 +1,7 @@
 //! GPU launches of RMS norm, also fused with the addition to the residual stream and with fp8 quantisation.
 
-use device::gpu::{KernelLaunch, KernelSource};
-use device::{DeviceError, DeviceStream, MatMut, MatRef};
+use device::gpu::{KernelDefine, KernelLaunch, KernelSource};
+use device::{DType, DeviceError, DeviceStream, MatMut, MatRef};
 
 use super::fp8::QuantizedRows;
 use crate::gpu::GpuBackend;
@@ -25,7 +25,8 @@ impl GpuBackend {
         w: MatRef<'_>,
         eps: f32,
     ) -> Result<(), DeviceError> {
-        let defines = [("ACT_F32", self.act_f32(KERNEL, x.dtype())?)];
+        let defines =
+            [("ACT_F32", self.act_f32(KERNEL, x.dtype())?), norm_f32(w.dtype(), x.dtype())];
         let kernel = self.kernel(&NORM, "rms_norm", &defines)?;
         let launch =
             KernelLaunch::new(kernel, [x.rows() as u32, 1, 1], self.norm_threads(x.cols()), 0)
@@ -59,6 +60,7 @@ impl GpuBackend {
             ("FP8", 1),
             ("THREAD_EIGHTS", eights_per_thread as u32),
             ("SCALING", to.scaling.define()),
+            norm_f32(norm.dtype(), x.dtype()),
         ];
         let kernel = self.kernel(&NORM, "add_rms_norm_fp8", &defines)?;
         let launch = KernelLaunch::new(kernel, [to.padded as u32, 1, 1], threads, 0)
@@ -73,7 +75,8 @@ impl GpuBackend {
             .u32(x.stride() as u32)
             .u32(delta.stride() as u32)
             .u32(to.padded as u32)
-            .f32(eps);
+            .f32(eps)
+            .f32(to.scaling.static_scale().unwrap_or_default());
         // SAFETY: the shapes were checked; the arguments match the kernel parameters.
         unsafe { launch.launch(self, s) }
     }
@@ -87,11 +90,17 @@ impl GpuBackend {
     }
 }
 
+/// Returns the define of norm/norm.h for weights that are f32 while the activations are not.
+pub(super) fn norm_f32(weight: DType, activations: DType) -> KernelDefine {
+    ("NORM_F32", u32::from(weight == DType::F32 && activations != DType::F32))
+}
+
 impl GpuKernel for AddRmsNorm<'_> {
     fn launch(self, gpu: &GpuBackend, s: &DeviceStream) -> Result<(), DeviceError> {
         self.check()?;
         let Self { mut y, mut x, delta, weight: w, eps } = self;
-        let defines = [("ACT_F32", gpu.act_f32(KERNEL, x.dtype())?)];
+        let defines =
+            [("ACT_F32", gpu.act_f32(KERNEL, x.dtype())?), norm_f32(w.dtype(), x.dtype())];
         let kernel = gpu.kernel(&NORM, "add_rms_norm", &defines)?;
         let launch =
             KernelLaunch::new(kernel, [x.rows() as u32, 1, 1], gpu.norm_threads(x.cols()), 0)

@@ -4,7 +4,9 @@
 use device::gpu::{KernelDefine, KernelLaunch, KernelSource, PeerMemoryView};
 use device::{DType, DeviceError, DeviceStream, MatRef, check_at_most, check_dtype, check_size};
 
+use super::norm::norm_f32;
 use crate::gpu::GpuBackend;
+use crate::op::check_norm_dtype;
 use crate::{AllReduceShape, GpuKernel, OneShotAllReduce, OneShotAllReduceNorm};
 
 static ONE_SHOT_ALL_REDUCE: KernelSource =
@@ -69,7 +71,8 @@ impl GpuKernel for OneShotAllReduceNorm<'_> {
         check_at_most(KERNEL, "bytes", rows * cols * dtype.bytes(), peers.limit_bytes())?;
         let threads = gpu.norm_threads(cols);
         check_at_most(KERNEL, "columns", cols, EIGHTS_PER_THREAD * EIGHT * threads as usize)?;
-        let defines = defines(gpu, peers, KERNEL, dtype)?;
+        let [act, ranks] = defines(gpu, peers, KERNEL, dtype)?;
+        let defines = [act, ranks, norm_f32(weight.dtype(), dtype)];
         let kernel = gpu.kernel(&ONE_SHOT_ALL_REDUCE, KERNEL, &defines)?;
         let launch = KernelLaunch::new(kernel, [blocks(gpu, rows), 1, 1], threads, 0)
             .overlaps_predecessor()
@@ -129,10 +132,10 @@ fn check_norm(
         check_dtype(KERNEL, what, mat.dtype(), dtype)?;
     }
     check_size(KERNEL, "weight", weight.cols(), cols)?;
-    check_dtype(KERNEL, "weight", weight.dtype(), dtype)?;
+    check_norm_dtype(KERNEL, "weight", weight.dtype(), dtype)?;
     check_size(KERNEL, "columns modulo 8", cols % EIGHT, 0)?;
     for x in [y, x, delta, weight] {
-        let misalignment = (x.as_ptr() as usize | (x.stride() * dtype.bytes())) % 16;
+        let misalignment = (x.as_ptr() as usize | (x.stride() * x.dtype().bytes())) % 16;
         check_size(KERNEL, "alignment modulo 16", misalignment, 0)?;
     }
     Ok(())

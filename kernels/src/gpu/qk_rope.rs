@@ -1,8 +1,9 @@
 //! GPU launches of query and key norm, RoPE and the write to the KV pool, in one kernel.
 
-use device::gpu::{KernelDefine, KernelLaunch, KernelSource};
+use device::gpu::{KernelLaunch, KernelSource};
 use device::{DType, DeviceError, DeviceStream, MatMut, check_size};
 
+use super::norm::norm_f32;
 use crate::gpu::GpuBackend;
 use crate::{GpuKernel, KvLayout, KvTileOrder, QkNormRopeArgs, QkNormRopeKvWrite};
 
@@ -32,11 +33,18 @@ impl GpuKernel for QkNormRopeKvWrite<'_> {
         let (tokens, rotary) = (args.qkv.rows(), 2 * args.rope.cos.cols());
         let units = tokens * (args.heads + 2 * layout.kv_heads);
         let blocks = units.div_ceil(THREADS / group(layout.head_dim, rotary)) as u32;
-        let kernel = gpu.kernel(
-            &QK_ROPE,
-            KERNEL,
-            &defines(layout, gpu.act_f32(KERNEL, q.dtype())?, rotary),
-        )?;
+        let act_f32 = gpu.act_f32(KERNEL, q.dtype())?;
+        let activations = q.dtype();
+        let norm_f32 = norm_f32(args.norm_dtype().unwrap_or(activations), activations);
+        let defines = [
+            ("ACT_F32", act_f32),
+            ("BLOCK_TOKENS", layout.block_tokens as u32),
+            ("HEAD_DIM", layout.head_dim as u32),
+            ("KV_FP8", u32::from(layout.dtype == DType::F8E4M3)),
+            ("ROTARY_DIM", rotary as u32),
+            norm_f32,
+        ];
+        let kernel = gpu.kernel(&QK_ROPE, KERNEL, &defines)?;
         let first = layout.key_tile(args.layer, 0, 0) * layout.dtype.bytes();
         // SAFETY: the layer is inside the pool, whose size was checked.
         let layer = unsafe { kv.as_mut_ptr().add(first) };
@@ -56,16 +64,6 @@ impl GpuKernel for QkNormRopeKvWrite<'_> {
         // SAFETY: the shapes were checked; the host checked the staged positions and slots.
         unsafe { launch.launch(gpu, s) }
     }
-}
-
-fn defines(layout: &KvLayout, act_f32: u32, rotary: usize) -> [KernelDefine; 5] {
-    [
-        ("ACT_F32", act_f32),
-        ("BLOCK_TOKENS", layout.block_tokens as u32),
-        ("HEAD_DIM", layout.head_dim as u32),
-        ("KV_FP8", u32::from(layout.dtype == DType::F8E4M3)),
-        ("ROTARY_DIM", rotary as u32),
-    ]
 }
 
 /// Returns the number of lanes of a warp that process one head together; must match `GROUP` in

@@ -36,6 +36,7 @@ impl GpuBackend {
             && (1..=MAX_GROUP).contains(&group)
             && 2 * qk.rope.cos.cols() == layout.head_dim
             && qk.q_norm.is_some() == qk.k_norm.is_some()
+            && qk.norm_dtype().is_none_or(|dtype| dtype == self.half_dtype())
             && rows.bounds.decode_rows >= rows.len()
             && rows.len() == qk.qkv.rows()
             && has_16_byte_rows(qk.qkv)

@@ -83,12 +83,10 @@ impl GpuBackend {
         scratch: &SampleScratch,
     ) -> Result<(), DeviceError> {
         let ShardLogits { logits, shard } = rows;
-        let (logits_rows, chunks) = (logits.rows(), shard.ids.div_ceil(CHUNK));
-        let target_blocks = self.multiprocessors() as usize * BLOCKS_PER_MULTIPROCESSOR;
-        let row_blocks = target_blocks.div_ceil(logits_rows.max(1)).min(chunks);
+        let row_blocks = self.scan_blocks_per_row(logits.rows(), shard.ids.div_ceil(CHUNK));
         let kernel = self.kernel(&SAMPLE, "sample_scan", &[])?;
         let launch =
-            KernelLaunch::new(kernel, [row_blocks as u32, logits_rows as u32, 1], SCAN_THREADS, 0)
+            KernelLaunch::new(kernel, [row_blocks, logits.rows() as u32, 1], SCAN_THREADS, 0)
                 .overlaps_predecessor()
                 .arg_ptr(scratch.records)
                 .arg_ptr(scratch.edited)
@@ -105,6 +103,12 @@ impl GpuBackend {
         // SAFETY: scratch memory has a record per chunk and an edited row per logits row; the host checked
         // the staged indices against the sequence slots.
         unsafe { launch.launch(self, s) }
+    }
+
+    /// Number of blocks of the scan kernel per logits row of `chunks` chunks.
+    fn scan_blocks_per_row(&self, logits_rows: usize, chunks: usize) -> u32 {
+        let target_blocks = self.multiprocessors() as usize * BLOCKS_PER_MULTIPROCESSOR;
+        target_blocks.div_ceil(logits_rows.max(1)).min(chunks) as u32
     }
 
     fn pick_tokens(

@@ -23,7 +23,7 @@ pub struct OneShotAllReduceNorm<'a> {
     pub x: MatMut<'a>,
     /// Matrix of this rank to be summed over the ranks, `[tokens, hidden_size]`.
     pub delta: MatRef<'a>,
-    /// Weight of the norm, `[hidden_size]`.
+    /// Weight of the norm `[hidden_size]`, in the type of `x` or in f32 (see [`RmsNorm`](crate::RmsNorm)).
     pub weight: MatRef<'a>,
     /// Epsilon of the norm, added to the mean square.
     pub eps: f32,

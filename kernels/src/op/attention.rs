@@ -2,6 +2,7 @@
 
 use device::{Buffer, DType, DeviceError, MatMut, check_dtype, check_size};
 
+use super::check_norm_dtype;
 use crate::{AttentionMetadata, KvLayout, PagedAttentionArgs, QkNormRopeArgs};
 
 /// Computes `q = rope(norm(q))`, and writes `rope(norm(k))` and `v` to the KV pool at the slot of each token.
@@ -71,6 +72,13 @@ impl PagedAttention<'_> {
         check_dtype(kernel, "block_tables", args.rows.block_tables.dtype(), DType::I32)?;
         let table_rows = args.rows.table_rows.map_or(DType::I32, |rows| rows.dtype());
         check_dtype(kernel, "table_rows", table_rows, DType::I32)?;
+        if args.keys.window == Some(0) {
+            return check_size(kernel, "window", 0, 1);
+        }
+        if let Some(sinks) = args.sinks {
+            check_dtype(kernel, "sinks", sinks.dtype(), DType::F32)?;
+            check_size(kernel, "sinks", sinks.cols(), args.heads)?;
+        }
         if !args.heads.is_multiple_of(layout.kv_heads) {
             return check_size(kernel, "query heads", args.heads, layout.kv_heads);
         }
@@ -106,11 +114,23 @@ impl QkNormRopeArgs<'_> {
         ] {
             check_dtype(kernel, what, got, expected)?;
         }
+        self.check_norm_weights(kernel, dim, q.dtype())
+    }
+
+    fn check_norm_weights(
+        &self,
+        kernel: &'static str,
+        head_dim: usize,
+        dtype: DType,
+    ) -> Result<(), DeviceError> {
         for norm in [self.q_norm, self.k_norm].into_iter().flatten() {
-            size("norm weight", norm.cols(), dim)?;
-            check_dtype(kernel, "norm weight", norm.dtype(), q.dtype())?;
+            check_size(kernel, "norm weight", norm.cols(), head_dim)?;
+            check_norm_dtype(kernel, "norm weight", norm.dtype(), dtype)?;
         }
-        Ok(())
+        match (self.q_norm, self.k_norm) {
+            (Some(q), Some(k)) => check_dtype(kernel, "key norm weight", k.dtype(), q.dtype()),
+            _ => Ok(()),
+        }
     }
 }
 

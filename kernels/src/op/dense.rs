@@ -2,7 +2,7 @@
 
 use device::{DType, DeviceError, MatMut, MatRef, check_dtype, check_size};
 
-use crate::{PackedMatrix, QkChannelCounts};
+use crate::{GateActivation, PackedMatrix, QkChannelCounts};
 
 /// Embedding lookup: `y[t] = table[ids[t] - first]`, or zeros if `ids[t] - first` is outside the table, which
 /// occurs in a vocab-parallel embedding.
@@ -33,14 +33,15 @@ pub struct PackedEmbedding<'a> {
 }
 
 /// RMS norm, `y = w · cast(x / sqrt(mean(x²) + eps))` (Zhang and Sennrich, 2019); `cast` rounds to the
-/// activation type.
+/// activation type if the weight has that type. An f32 weight is multiplied in f32, and only `y` is rounded, as
+/// in transformers `modeling_gemma3.py` and `modeling_gpt_oss.py`.
 #[derive(Debug)]
 pub struct RmsNorm<'a> {
     /// Output, `[tokens, hidden_size]`.
     pub y: MatMut<'a>,
     /// Input, `[tokens, hidden_size]`.
     pub x: MatRef<'a>,
-    /// Weight, `[hidden_size]`.
+    /// Weight `[hidden_size]`, in the type of `x` or in f32.
     pub weight: MatRef<'a>,
     /// Epsilon, added to the mean square.
     pub eps: f32,
@@ -56,19 +57,21 @@ pub struct AddRmsNorm<'a> {
     pub x: MatMut<'a>,
     /// Matrix that is added to the residual stream, `[tokens, hidden_size]`.
     pub delta: MatRef<'a>,
-    /// Weight of the norm, `[hidden_size]`.
+    /// Weight of the norm `[hidden_size]`, in the type of `x` or in f32 (see [`RmsNorm`]).
     pub weight: MatRef<'a>,
     /// Epsilon of the norm, added to the mean square.
     pub eps: f32,
 }
 
-/// Gated activation of an MLP, `y = silu(gate) · up`.
+/// Gated activation of an MLP: `y` is the activation function of gate and up.
 #[derive(Debug)]
-pub struct SiluMul<'a> {
+pub struct GatedActivation<'a> {
     /// Output, `[tokens, intermediate_size]`.
     pub y: MatMut<'a>,
     /// Input `[tokens, 2 intermediate_size]`: gate columns, then up columns.
     pub x: MatRef<'a>,
+    /// Function of gate and up.
+    pub activation: GateActivation,
 }
 
 /// Elementwise sum `y = a + b` of matrices of one shape.
@@ -155,10 +158,10 @@ impl AddRmsNorm<'_> {
     }
 }
 
-impl SiluMul<'_> {
+impl GatedActivation<'_> {
     /// Checks that shapes and types agree.
     pub(crate) fn check(&self) -> Result<(), DeviceError> {
-        let (kernel, y, x) = ("silu_mul", self.y.as_ref(), self.x);
+        let (kernel, y, x) = ("gated_activation", self.y.as_ref(), self.x);
         check_size(kernel, "rows", y.rows(), x.rows())?;
         check_size(kernel, "columns", x.cols(), 2 * y.cols())?;
         check_dtype(kernel, "output", y.dtype(), x.dtype())
@@ -180,12 +183,22 @@ impl TensorAdd<'_> {
 
 const RMS_NORM: &str = "rms_norm";
 
+/// Checks the element type of a norm weight: that of the activations, or f32.
+pub(crate) fn check_norm_dtype(
+    kernel: &'static str,
+    what: &'static str,
+    weight: DType,
+    activations: DType,
+) -> Result<(), DeviceError> {
+    if weight == DType::F32 { Ok(()) } else { check_dtype(kernel, what, weight, activations) }
+}
+
 fn check_norm(y: MatRef<'_>, x: MatRef<'_>, w: MatRef<'_>) -> Result<(), DeviceError> {
     check_size(RMS_NORM, "rows", y.rows(), x.rows())?;
     check_size(RMS_NORM, "columns", y.cols(), x.cols())?;
     check_size(RMS_NORM, "weight", w.cols(), x.cols())?;
     check_dtype(RMS_NORM, "output", y.dtype(), x.dtype())?;
-    check_dtype(RMS_NORM, "weight", w.dtype(), x.dtype())
+    check_norm_dtype(RMS_NORM, "weight", w.dtype(), x.dtype())
 }
 
 /// Sums of squares of a rank's queries and keys: `sums[t] = [Σ q[t]², Σ k[t]²]`.

@@ -21,7 +21,7 @@ pub struct Linear<'a> {
 /// shapes.
 #[derive(Debug)]
 pub struct FusedLinear<'a> {
-    /// Output `[tokens, outputs]`, or `[tokens, outputs / 2]` with `silu_mul`.
+    /// Output `[tokens, outputs]`, or `[tokens, outputs / 2]` with a fused gate activation.
     pub y: MatMut<'a>,
     /// Input, `[tokens, inputs]`.
     pub x: MatRef<'a>,

@@ -102,7 +102,7 @@ pub struct MoeCombine<'a> {
     pub token_rows: MatRef<'a>,
 }
 
-/// Expert MLPs, `y = Σ weight · down(silu(gate x) · up x)` over the experts of a token in ascending order,
+/// Expert MLPs, `y = Σ weight · down(activation(gate x, up x))` over the experts of a token in ascending order,
 /// summed in f32. A GPU may round the output of each expert to bf16 for large numbers of tokens.
 #[derive(Debug)]
 pub struct ExpertMlp<'a> {

@@ -22,9 +22,9 @@ impl FusedLinear<'_> {
     }
 
     /// Whether the device has a fused kernel for [`FusedLinear`] with `rows` input rows of type `dtype` and
-    /// weights `w`, if `silu_mul` is the only fused op.
+    /// weights `w`, if the gate activation is the only fused op.
     #[must_use]
-    pub fn supports_silu_mul(
+    pub fn supports_gate(
         backend: &KernelBackend,
         rows: usize,
         dtype: DType,

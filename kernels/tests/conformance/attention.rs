@@ -4,8 +4,8 @@
 use device::{Buffer, CpuIsa, DeviceDriver, DeviceError, DeviceStream, MatMut, MatRef, bf16, f16};
 use kernels::cpu::CpuBackend;
 use kernels::{
-    AttentionMetadata, KvLayout, KvTileOrder, PagedAttention, PagedAttentionArgs, QkNormRopeArgs,
-    QkNormRopeKvWrite, RopeCosSin,
+    AttentionKeyRange, AttentionMetadata, KvLayout, KvTileOrder, PagedAttention,
+    PagedAttentionArgs, QkNormRopeArgs, QkNormRopeKvWrite, RopeCosSin,
 };
 
 use crate::support::{CpuTestFloat, SeededNumbers, cast, device, devices, error, tolerance};
@@ -18,8 +18,10 @@ const POSITIONS: usize = 512;
 /// every token.
 struct AttentionConformanceCase {
     heads: usize,
-    /// First visible position; earlier positions are masked for all queries.
-    first_position: usize,
+    /// Keys that queries attend to.
+    keys: AttentionKeyRange,
+    /// Attention sink of each query head; empty = no sinks.
+    sinks: Vec<f32>,
     layout: KvLayout,
     rotary: usize,
     /// Per request: QKV projections `[tokens, (heads + 2 * kv_heads) * head_dim]`, and its block table.
@@ -87,7 +89,16 @@ impl AttentionConformanceCase {
             (weight(), weight())
         });
         let rotary = if seed.is_multiple_of(3) { head_dim / 2 } else { head_dim };
-        Self { heads, first_position: 0, layout, rotary, requests, norms, rope: rope(rotary) }
+        Self {
+            heads,
+            keys: AttentionKeyRange::default(),
+            sinks: Vec::new(),
+            layout,
+            rotary,
+            requests,
+            norms,
+            rope: rope(rotary),
+        }
     }
 
     fn width(&self) -> usize {
@@ -144,15 +155,17 @@ impl AttentionConformanceCase {
         for head in 0..self.heads {
             let value_head = self.heads + self.layout.kv_heads + head / group;
             let q = self.rotated::<T>(request, position, head);
-            let scores: Vec<f64> = keys[head / group][self.first_position..=position]
+            let first = self.keys.first_key(position);
+            let scores: Vec<f64> = keys[head / group][first..=position]
                 .iter()
                 .map(|k| q.iter().zip(k).map(|(q, k)| q * k).sum::<f64>() * f64::from(self.scale()))
                 .collect();
-            let max = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+            let sink = self.sinks.get(head).map(|sink| f64::from(*sink));
+            let max = scores.iter().copied().chain(sink).fold(f64::NEG_INFINITY, f64::max);
             let weights: Vec<f64> = scores.iter().map(|s| (s - max).exp()).collect();
-            let sum: f64 = weights.iter().sum();
+            let sum = weights.iter().sum::<f64>() + sink.map_or(0.0, |sink| (sink - max).exp());
             let mut o = vec![0.0; dim];
-            for (p, w) in (self.first_position..).zip(&weights) {
+            for (p, w) in (first..).zip(&weights) {
                 let at = p * self.width() + value_head * dim;
                 for (o, v) in o.iter_mut().zip(&self.requests[request].0[at..]) {
                     *o += w / sum * f64::from(*v);
@@ -190,9 +203,11 @@ impl AttentionConformanceCase {
             cu_q.push(positions.len() as i32);
             context_lens.push(to as i32);
             let used = to.div_ceil(self.layout.block_tokens);
-            tables.extend_from_slice(&table[..used]);
-            // The kernel must not read block table entries after the last block of a row, so these are
-            // invalid.
+            // The kernel must not read block table entries before the block of the first key or after the
+            // last block of a row, so these are invalid.
+            let unused = self.keys.first_key(from) / self.layout.block_tokens;
+            tables.extend(std::iter::repeat_n(-7, unused));
+            tables.extend_from_slice(&table[unused..used]);
             tables.extend(std::iter::repeat_n(-7, widest - used));
         }
         let tokens = positions.len();
@@ -236,7 +251,9 @@ impl AttentionConformanceCase {
             heads: self.heads,
             layer: 1,
             scale: self.scale(),
-            first_position: self.first_position,
+            keys: self.keys,
+            sinks: (!self.sinks.is_empty())
+                .then(|| MatRef::of(&self.sinks, 1, self.heads).unwrap()),
         };
         let mut o = vec![T::of(0.0); tokens * self.heads * dim];
         let out = MatMut::of(&mut o, tokens, self.heads * dim).unwrap();
@@ -268,7 +285,7 @@ fn rope(rotary: usize) -> (Vec<f32>, Vec<f32>) {
 fn check<T: CpuTestFloat>(case: &AttentionConformanceCase, what: &str) {
     let mut chunks = case.whole_requests();
     for chunk in &mut chunks {
-        chunk.from = case.first_position; // No query may be before the first visible position.
+        chunk.from = case.keys.first_position; // No query may be before the first visible position.
     }
     let expected: Vec<f64> = chunks
         .iter()
@@ -292,18 +309,95 @@ fn attention_skips_masked_first_position() {
         let lens = &[2usize, 17, 70, 130][..];
         check::<f32>(
             &AttentionConformanceCase {
-                first_position: 1,
+                keys: AttentionKeyRange { first_position: 1, window: None },
                 ..AttentionConformanceCase::new::<f32>(5, heads, 16, lens)
             },
             "from 1",
         );
         check::<bf16>(
             &AttentionConformanceCase {
-                first_position: 1,
+                keys: AttentionKeyRange { first_position: 1, window: None },
                 ..AttentionConformanceCase::new::<bf16>(5, heads, 16, lens)
             },
             "from 1",
         );
+    }
+}
+
+/// Returns cases with a sliding window and blocks of 2, 6, 16 and 48 tokens, half of which have sinks.
+fn windowed_cases<T: CpuTestFloat>(window: usize) -> Vec<AttentionConformanceCase> {
+    let shapes = [
+        (AttentionHeadShape::new(4, 2, 16), 16, [1, 17, 70, 200]),
+        (AttentionHeadShape::new(3, 1, 64), 2, [2, 63, 65, 90]),
+        (AttentionHeadShape::new(6, 2, 80), 48, [5, 64, 97, 150]),
+        (AttentionHeadShape::new(2, 1, 256), 6, [1, 31, 66, 130]),
+    ];
+    let cases = (0..).zip(shapes).map(|(seed, (heads, block_tokens, lens))| {
+        let mut case = AttentionConformanceCase::new::<T>(seed, heads, block_tokens, &lens);
+        case.keys.window = Some(window);
+        if (seed as usize + window).is_multiple_of(2) {
+            // The last sink is far above every score, the first one far below.
+            case.sinks = (0..heads.heads).map(|head| head as f32 * 30.0 - 20.0).collect();
+        }
+        case
+    });
+    cases.collect()
+}
+
+const WINDOWS: [usize; 7] = [1, 8, 16, 63, 64, 65, 1000];
+
+fn check_windowed<T: CpuTestFloat>(window: usize, what: &str) {
+    for case in windowed_cases::<T>(window) {
+        check::<T>(&case, what);
+    }
+}
+
+#[test]
+fn sliding_windows_and_sinks_agree_with_the_formula() {
+    for window in WINDOWS {
+        let what = format!("window {window}");
+        check_windowed::<f32>(window, &what);
+        check_windowed::<bf16>(window, &what);
+        check_windowed::<f16>(window, &what);
+    }
+}
+
+/// With a sliding window, the output of a token has the same bits for every division into chunks. Each chunk
+/// finds NaN in the KV blocks before its first key, as other requests may leave there.
+fn check_windowed_chunks<T: CpuTestFloat>(case: &AttentionConformanceCase) {
+    let layout = &case.layout;
+    // All bits set are a NaN in every type.
+    let nan = vec![u8::MAX; layout.bytes_per_block() / layout.layers];
+    for device in devices(1) {
+        let whole = case.step::<T>(&device, &mut case.pool(&device), &case.whole_requests());
+        let mut begin = 0;
+        for chunk in case.whole_requests() {
+            let outputs = &whole[begin * case.heads * layout.head_dim..];
+            begin += chunk.to;
+            for size in [1, 7, 64] {
+                let mut pool = case.pool(&device);
+                for from in (0..chunk.to).step_by(size) {
+                    let to = chunk.to.min(from + size);
+                    let got =
+                        case.step::<T>(&device, &mut pool, &[RequestChunk { from, to, ..chunk }]);
+                    let at = from * case.heads * layout.head_dim;
+                    assert!(got == outputs[at..at + got.len()], "{from} to {to}, {:?}", case.keys);
+                    let table = &case.requests[chunk.request].1;
+                    for &block in &table[..case.keys.first_key(to) / layout.block_tokens] {
+                        let tile = layout.key_tile(1, block as usize, 0) * T::DTYPE.bytes();
+                        device.upload(&mut pool, tile, &nan).unwrap();
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn chunks_with_sliding_windows_match_whole_prompts_bitwise() {
+    for window in WINDOWS {
+        windowed_cases::<f32>(window).iter().for_each(check_windowed_chunks::<f32>);
+        windowed_cases::<bf16>(window).iter().for_each(check_windowed_chunks::<bf16>);
     }
 }
 
@@ -390,12 +484,14 @@ fn a_token_does_not_depend_on_chunks_batch_or_threads() {
 }
 
 /// Checks that NaNs that the previous request left in a KV block do not affect the next request that uses the
-/// block.
-fn check_stale<T: CpuTestFloat>() {
+/// block, also where position 0 is never written.
+fn check_stale<T: CpuTestFloat>(first_position: usize) {
     for device in devices(2) {
-        let case =
+        let mut case =
             AttentionConformanceCase::new::<T>(2, AttentionHeadShape::new(4, 2, 64), 16, &[21]);
-        let whole = case.whole_requests();
+        case.keys.first_position = first_position;
+        let mut whole = case.whole_requests();
+        whole[0].from = first_position;
         let clean = case.step::<T>(&device, &mut case.pool(&device), &whole);
         let mut pool = case.pool(&device);
         let poison: Vec<u8> =
@@ -409,14 +505,16 @@ fn check_stale<T: CpuTestFloat>() {
 
 #[test]
 fn stale_blocks_do_not_poison() {
-    check_stale::<f32>();
-    check_stale::<bf16>();
-    check_stale::<f16>();
+    for first_position in [0, 1] {
+        check_stale::<f32>(first_position);
+        check_stale::<bf16>(first_position);
+        check_stale::<f16>(first_position);
+    }
 }
 
 /// Checks that keys and values that are exact in fp8 give the same bits from an fp8 pool as from a pool of
 /// the activation type.
-fn check_fp8<T: CpuTestFloat>(block_tokens: usize) {
+fn check_fp8<T: CpuTestFloat>(block_tokens: usize, window: Option<usize>) {
     let mut case = AttentionConformanceCase::new::<T>(
         1,
         AttentionHeadShape::new(4, 2, 32),
@@ -427,6 +525,7 @@ fn check_fp8<T: CpuTestFloat>(block_tokens: usize) {
     case.requests.iter_mut().flat_map(|(qkv, _)| qkv).for_each(eighths);
     case.rope.0.fill(1.0);
     case.rope.1.fill(0.0);
+    case.keys.window = window;
     for device in devices(2) {
         case.layout.dtype = T::DTYPE;
         let same = case.step::<T>(&device, &mut case.pool(&device), &case.whole_requests());
@@ -439,9 +538,11 @@ fn check_fp8<T: CpuTestFloat>(block_tokens: usize) {
 #[test]
 fn a_pool_in_fp8_serves_every_model_type() {
     for block_tokens in [16, 6] {
-        check_fp8::<f32>(block_tokens);
-        check_fp8::<bf16>(block_tokens);
-        check_fp8::<f16>(block_tokens);
+        for window in [None, Some(21)] {
+            check_fp8::<f32>(block_tokens, window);
+            check_fp8::<bf16>(block_tokens, window);
+            check_fp8::<f16>(block_tokens, window);
+        }
     }
 }
 
@@ -586,7 +687,8 @@ fn invalid_block_tables_are_rejected() {
             heads: 1,
             layer: 0,
             scale: 1.0,
-            first_position: 0,
+            keys: AttentionKeyRange::default(),
+            sinks: None,
         };
         let out = MatMut::of(&mut o, 3, 16).unwrap();
         device.launch(&S, PagedAttention { o: out, pool: &pool, layout: &layout, args: &args })

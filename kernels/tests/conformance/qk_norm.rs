@@ -1,7 +1,10 @@
 //! QK norm over all heads and attention temperature on the CPU, compared with f64.
 
-use device::{DeviceStream, MatMut, MatRef, bf16, f16};
-use kernels::{QkChannelCounts, QkFullNorm, QkSquareSums, QueryTemperatureScaling};
+use device::{DeviceDriver, DeviceStream, MatMut, MatRef, bf16, f16};
+use kernels::{
+    KvLayout, KvTileOrder, QkChannelCounts, QkFullNorm, QkNormRopeArgs, QkNormRopeKvWrite,
+    QkSquareSums, QueryTemperatureScaling, RmsNorm, RopeCosSin,
+};
 
 use crate::support::{CpuTestFloat, SeededNumbers, cast, devices, error, tolerance};
 
@@ -122,4 +125,67 @@ fn full_qk_norm_rejects_wrong_shapes() {
         let error = norm(weights, query, ranks).unwrap_err().to_string();
         assert!(error.contains(what), "{error}");
     }
+}
+
+/// Query and key norms with f32 weights give the bits of `RmsNorm` with these weights. The rotation is by 0.
+fn head_norms<T: CpuTestFloat>() {
+    let (tokens, heads, dim) = (3, 2, 16);
+    let (width, columns) = (heads * dim, (heads + 2) * dim);
+    let order = KvTileOrder::LaneInterleaved;
+    let layout = KvLayout {
+        layers: 1,
+        blocks: 1,
+        block_tokens: 16,
+        kv_heads: 1,
+        head_dim: dim,
+        dtype: T::DTYPE,
+        order,
+    };
+    let mut numbers = SeededNumbers::new(3);
+    let x = cast::<T>(&numbers.floats(tokens * columns));
+    let [weight, half_weight] = [numbers.floats(dim), numbers.floats(dim)];
+    let half_weight = cast::<bf16>(&half_weight);
+    let (cos, sin) = (vec![1f32; 8 * dim / 2], vec![0f32; 8 * dim / 2]);
+    let weight = MatRef::of(&weight, 1, dim).unwrap();
+    for device in devices(1) {
+        let mut pool = device.alloc(layout.bytes()).unwrap();
+        let mut run = |k_norm: MatRef<'_>| {
+            let args = QkNormRopeArgs {
+                qkv: MatRef::of(&x, tokens, columns).unwrap(),
+                q_norm: Some(weight),
+                k_norm: Some(k_norm),
+                eps: EPS,
+                rope: RopeCosSin {
+                    cos: MatRef::of(&cos, 8, dim / 2).unwrap(),
+                    sin: MatRef::of(&sin, 8, dim / 2).unwrap(),
+                },
+                positions: MatRef::of(&[0, 1, 2], 1, tokens).unwrap(),
+                slots: MatRef::of(&[0i64, 1, 2], 1, tokens).unwrap(),
+                heads,
+                layer: 0,
+                kv_scales: [1.0; 2],
+            };
+            let mut q = vec![T::of(0.0); tokens * width];
+            let out = MatMut::of(&mut q, tokens, width).unwrap();
+            let pool = &mut pool;
+            let op = QkNormRopeKvWrite { q: out, pool, layout: &layout, args: &args };
+            device.launch(&S, op).map(|()| q)
+        };
+        let q = run(weight).unwrap();
+        let queries: Vec<T> = x.chunks(columns).flat_map(|row| row[..width].to_vec()).collect();
+        let mut expected = vec![T::of(0.0); tokens * width];
+        let y = MatMut::of(&mut expected, tokens * heads, dim).unwrap();
+        let x = MatRef::of(&queries, tokens * heads, dim).unwrap();
+        device.launch(&S, RmsNorm { y, x, weight, eps: EPS }).unwrap();
+        assert_eq!(q, expected);
+        let error = run(MatRef::of(&half_weight, 1, dim).unwrap()).unwrap_err().to_string();
+        assert!(error.contains("norm weight"), "{error}");
+    }
+}
+
+#[test]
+fn f32_head_norms_equal_rms_norms() {
+    head_norms::<f32>();
+    head_norms::<bf16>();
+    head_norms::<f16>();
 }

@@ -4,10 +4,10 @@
 use device::{DType, DeviceStream, MatMut, MatRef, bf16, f16};
 use kernels::{
     AddRmsNorm, ExpertGroups, ExpertLoadArgs, ExpertMlp, ExpertParallelLayout,
-    ExpertPlacementLookup, ExpertWeights, GroupScoreFunction, GroupedTopKRouting, HiddenStateSum,
-    LogitSoftcap, MoeCombine, MoeDispatchLayout, PackedEmbedding, RmsNorm, RouterRuleArgs,
-    RouterScoreFunction, RowGather, SigmoidGatedAdd, SiluMul, SoftmaxRouterArgs, SoftmaxRouting,
-    TensorAdd, TensorScalarMul, TokenEmbedding, TopKRoutes,
+    ExpertPlacementLookup, ExpertWeights, GateActivation, GatedActivation, GroupScoreFunction,
+    GroupedTopKRouting, HiddenStateSum, LogitSoftcap, MoeCombine, MoeDispatchLayout,
+    PackedEmbedding, RmsNorm, RouterRuleArgs, RouterScoreFunction, RowGather, SigmoidGatedAdd,
+    SoftmaxRouterArgs, SoftmaxRouting, TensorAdd, TensorScalarMul, TokenEmbedding, TopKRoutes,
 };
 
 use crate::support::{
@@ -16,19 +16,24 @@ use crate::support::{
 
 const S: DeviceStream = DeviceStream(0);
 
-fn norms<T: CpuTestFloat>() {
+/// Norms of `T` with weights of `W`. f32 weights are multiplied in f32 and the product is rounded once.
+fn norms<T: CpuTestFloat, W: CpuTestFloat>() {
+    let unrounded = W::DTYPE == DType::F32;
     for (rows, cols) in [(1, 1), (2, 17), (5, 96), (3, 1000)] {
         let mut numbers = SeededNumbers::new(cols as u64);
         let x = cast::<T>(&numbers.floats(rows * cols));
         let delta = cast::<T>(&numbers.floats(rows * cols));
-        let w = cast::<T>(&numbers.floats(cols));
+        let w = cast::<W>(&numbers.floats(cols));
         let normed = |x: &[T]| -> Vec<f64> {
             x.chunks(cols)
                 .flat_map(|row| {
                     let squares: f64 = row.iter().map(|x| f64::from(x.value()).powi(2)).sum();
                     let scale = 1.0 / (squares / cols as f64 + 1e-5).sqrt();
-                    let unit = move |x: &T| T::of((f64::from(x.value()) * scale) as f32).value();
-                    row.iter().zip(&w).map(move |(x, w)| f64::from(unit(x) * w.value()))
+                    row.iter().zip(&w).map(move |(x, w)| {
+                        let unit = f64::from(x.value()) * scale;
+                        let rounded = f64::from(T::of(unit as f32).value());
+                        f64::from(w.value()) * if unrounded { unit } else { rounded }
+                    })
                 })
                 .collect()
         };
@@ -45,6 +50,11 @@ fn norms<T: CpuTestFloat>() {
                 )
                 .unwrap();
             assert!(error(&y, &normed(&x)) < tolerance::<T>());
+            let is_nearest = |(y, exact): (&T, f64)| *y == T::of(exact as f32);
+            let nearest = y.iter().zip(normed(&x)).filter(|pair| is_nearest(*pair)).count();
+            if T::DTYPE != DType::F32 {
+                assert!(nearest * 100 >= 99 * y.len(), "{nearest} of {} are rounded once", y.len());
+            }
             let mut residual = x.clone();
             let out = MatMut::of(&mut y, rows, cols).unwrap();
             let stream = MatMut::of(&mut residual, rows, cols).unwrap();
@@ -112,26 +122,77 @@ fn softcap_is_correct() {
     softcapped::<f16>();
 }
 
+const GATES: [GateActivation; 3] = [
+    GateActivation::Silu,
+    GateActivation::GeluTanh,
+    GateActivation::ClampedSilu { alpha: 1.702, limit: 3.5 },
+];
+
+/// The activation of gate and up in f64, as transformers computes it.
+fn exact_activation(activation: GateActivation, gate: f64, up: f64) -> f64 {
+    let sigmoid = |x: f64| 1.0 / (1.0 + (-x).exp());
+    match activation {
+        GateActivation::Silu => gate * sigmoid(gate) * up,
+        GateActivation::GeluTanh => {
+            let z = (2.0 / std::f64::consts::PI).sqrt() * (gate + 0.044_715 * gate.powi(3));
+            0.5 * gate * (1.0 + z.tanh()) * up
+        }
+        GateActivation::ClampedSilu { alpha, limit } => {
+            let limit = f64::from(limit);
+            let (gate, up) = (gate.min(limit), up.clamp(-limit, limit));
+            (up + 1.0) * gate * sigmoid(f64::from(alpha) * gate)
+        }
+    }
+}
+
+/// Infinite and NaN inputs give the limits of the functions, and NaN.
+#[test]
+fn activations_have_limits_and_keep_nan() {
+    let clamped = GateActivation::ClampedSilu { alpha: 1.702, limit: 7.0 };
+    for device in devices(1) {
+        let run = |activation, gate: f32, up: f32| {
+            let (x, mut y) = ([gate, up], [0f32]);
+            let (out, x) = (MatMut::of(&mut y, 1, 1).unwrap(), MatRef::of(&x, 1, 2).unwrap());
+            device.launch(&S, GatedActivation { y: out, x, activation }).unwrap();
+            y[0]
+        };
+        for activation in GATES {
+            assert!(run(activation, f32::NAN, 1.0).is_nan(), "{activation:?}");
+            assert!(run(activation, 1.0, f32::NAN).is_nan(), "{activation:?}");
+        }
+        assert_eq!(run(GateActivation::GeluTanh, 1e30, 1.0), 1e30);
+        assert_eq!(run(GateActivation::GeluTanh, -1e30, 1.0), 0.0);
+        let greatest = 8.0 * exact_activation(GateActivation::Silu, 7.0 * 1.702, 1.0) / 1.702;
+        for (gate, up) in [(7.0, 7.0), (8.0, 1e30), (f32::INFINITY, f32::INFINITY)] {
+            let got = f64::from(run(clamped, gate, up));
+            assert!((got - greatest).abs() < 1e-5, "{gate} {up}: {got}");
+        }
+        assert_eq!(run(clamped, 100.0, -1.0), 0.0, "up + 1 is 0");
+    }
+}
+
 fn activations<T: CpuTestFloat>() {
     for (rows, cols) in [(1, 1), (3, 33), (2, 9000)] {
         let mut numbers = SeededNumbers::new(cols as u64 + 7);
         let x: Vec<f32> = numbers.floats(rows * 2 * cols).iter().map(|x| x * 8.0).collect();
         let x = cast::<T>(&x);
         let b = cast::<T>(&numbers.floats(rows * cols));
-        let expected: Vec<f64> = (0..rows * cols)
-            .map(|i| {
-                let row = &x[i / cols * 2 * cols..];
-                let gate = f64::from(row[i % cols].value());
-                gate / (1.0 + (-gate).exp()) * f64::from(row[cols + i % cols].value())
-            })
-            .collect();
         for device in devices(2) {
             let mut y = vec![T::of(0.0); rows * cols];
-            let out = MatMut::of(&mut y, rows, cols).unwrap();
-            device
-                .launch(&S, SiluMul { y: out, x: MatRef::of(&x, rows, 2 * cols).unwrap() })
-                .unwrap();
-            assert!(error(&y, &expected) < tolerance::<T>());
+            for activation in GATES {
+                let expected: Vec<f64> = (0..rows * cols)
+                    .map(|i| {
+                        let row = &x[i / cols * 2 * cols..];
+                        let [gate, up] = [i % cols, cols + i % cols].map(|c| row[c].value().into());
+                        exact_activation(activation, gate, up)
+                    })
+                    .collect();
+                let out = MatMut::of(&mut y, rows, cols).unwrap();
+                let x = MatRef::of(&x, rows, 2 * cols).unwrap();
+                device.launch(&S, GatedActivation { y: out, x, activation }).unwrap();
+                let error = error(&y, &expected);
+                assert!(error < tolerance::<T>(), "{activation:?}: {error:e}");
+            }
             let mut sum = vec![T::of(0.0); rows * cols];
             let out = MatMut::of(&mut sum, rows, cols).unwrap();
             let (left, right) = (MatRef::of(&y, rows, cols), MatRef::of(&b, rows, cols));
@@ -176,9 +237,11 @@ fn lookups<T: CpuTestFloat>() {
 
 #[test]
 fn norms_agree_with_the_formula() {
-    norms::<f32>();
-    norms::<bf16>();
-    norms::<f16>();
+    norms::<f32, f32>();
+    norms::<bf16, bf16>();
+    norms::<f16, f16>();
+    norms::<bf16, f32>();
+    norms::<f16, f32>();
 }
 
 #[test]
@@ -567,7 +630,7 @@ fn combine_sums_rows_in_the_given_order() {
 
 /// Compares the expert MLPs with the formula, and a token's result in a batch with the result of the token
 /// alone.
-fn experts<T: CpuTestFloat>() {
+fn experts<T: CpuTestFloat>(activation: GateActivation, has_biases: bool) {
     let (tokens, hidden, inner, count, k) = (9usize, 34usize, 22usize, 5usize, 2usize);
     let mut numbers = SeededNumbers::new(21);
     let x = numbers.floats(tokens * hidden);
@@ -580,6 +643,8 @@ fn experts<T: CpuTestFloat>() {
         })
         .collect();
     let weights: Vec<f32> = numbers.floats(tokens * k).iter().map(|w| w.abs()).collect();
+    let mut bias = |n| if has_biases { numbers.floats(count * n) } else { vec![0.0; count * n] };
+    let (gate_up_bias, down_bias) = (bias(2 * inner), bias(hidden));
     let first = 1; // Expert 0 is on another rank, so its contribution is missing.
     let mut expected = vec![0.0f64; tokens * hidden];
     for (i, (&e, &weight)) in chosen.iter().zip(&weights).enumerate() {
@@ -594,13 +659,16 @@ fn experts<T: CpuTestFloat>() {
         let round = |x: f64| f64::from(T::of(x as f32).value());
         let act: Vec<f32> = (0..inner)
             .map(|j| {
-                let (gate, up) =
-                    (round(dot(&gate_up[e], j, row)), round(dot(&gate_up[e], inner + j, row)));
-                T::of((gate / (1.0 + (-gate).exp()) * up) as f32).value()
+                let [gate, up] = [j, inner + j].map(|n| {
+                    let bias = f64::from(gate_up_bias[e * 2 * inner + n]);
+                    round(dot(&gate_up[e], n, row) + bias)
+                });
+                T::of(exact_activation(activation, gate, up) as f32).value()
             })
             .collect();
         for h in 0..hidden {
-            expected[t * hidden + h] += f64::from(weight) * dot(&down[e], h, &act);
+            let bias = f64::from(down_bias[e * hidden + h]);
+            expected[t * hidden + h] += f64::from(weight) * (dot(&down[e], h, &act) + bias);
         }
     }
     let x = cast::<T>(&x);
@@ -611,7 +679,13 @@ fn experts<T: CpuTestFloat>() {
             device.pack_group(&parts, T::DTYPE, rows == 2 * inner).unwrap()
         };
         let (gate_up, down) = (pack(&gate_up, 2 * inner, hidden), pack(&down, hidden, inner));
-        let experts = ExpertWeights { first_expert: first, gate_up: &gate_up, down: &down };
+        let bias_of = |bias, n| has_biases.then(|| MatRef::of(bias, count - first, n).unwrap());
+        let experts = ExpertWeights {
+            activation,
+            gate_up_bias: bias_of(&gate_up_bias[first * 2 * inner..], 2 * inner),
+            down_bias: bias_of(&down_bias[first * hidden..], hidden),
+            ..ExpertWeights::unbiased(first, &gate_up, &down)
+        };
         let run = |tokens: usize, x: &[T], chosen: &[i32], weights: &[f32]| {
             let mut y = vec![T::of(0.0); tokens * hidden];
             let routes = TopKRoutes {
@@ -637,8 +711,12 @@ fn experts<T: CpuTestFloat>() {
 
 #[test]
 fn experts_match_the_formula_and_are_batch_invariant() {
-    experts::<f32>();
-    experts::<bf16>();
-    experts::<f16>();
+    for activation in GATES {
+        for has_biases in [false, true] {
+            experts::<f32>(activation, has_biases);
+            experts::<bf16>(activation, has_biases);
+            experts::<f16>(activation, has_biases);
+        }
+    }
     assert_eq!(DType::BF16.bytes(), 2);
 }

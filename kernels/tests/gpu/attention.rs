@@ -3,7 +3,8 @@
 
 use device::{Buffer, DType, DeviceDriver, MatRef, bf16, f16};
 use kernels::{
-    AttentionMetadata, BatchUpperBounds, KvLayout, KvTileOrder, PagedAttention, PagedAttentionArgs,
+    AttentionKeyRange, AttentionMetadata, BatchUpperBounds, KvLayout, KvTileOrder, PagedAttention,
+    PagedAttentionArgs,
 };
 
 use crate::device_pair::{CpuGpuMatrix, CpuGpuPair, on_cpu, pairs, rounded, tolerance};
@@ -16,8 +17,10 @@ type HeadShape = (usize, usize, usize, usize);
 /// CPU.
 struct PagedAttentionCase {
     heads: usize,
-    /// First visible position; earlier positions are masked for all queries.
-    first_position: usize,
+    /// Keys that queries attend to.
+    keys: AttentionKeyRange,
+    /// Whether attention has sinks.
+    has_sinks: bool,
     layouts: [KvLayout; 2],
     pools: [Buffer; 2],
     /// Tokens and context length of each row.
@@ -83,7 +86,8 @@ impl PagedAttentionCase {
         pair.cpu.upload(&mut pools[1], 0, &bytes(&values[1], on_cpu(dtype))).unwrap();
         Self {
             heads,
-            first_position: 0,
+            keys: AttentionKeyRange::default(),
+            has_sinks: false,
             layouts,
             pools,
             rows: rows.to_vec(),
@@ -91,6 +95,15 @@ impl PagedAttentionCase {
             seq_slots,
             width,
             max_rows_per_request: 1,
+        }
+    }
+
+    /// Invalidates the table entries before the block of the first key of each row.
+    fn free_unused_blocks(&mut self) {
+        let block_tokens = self.layouts[0].block_tokens;
+        for (row, seq_slot) in self.rows.iter().zip(&self.seq_slots) {
+            let unused = self.keys.first_key(row.1.saturating_sub(row.0)) / block_tokens;
+            self.tables[*seq_slot as usize * self.width..][..unused].fill(-7);
         }
     }
 
@@ -124,6 +137,8 @@ impl PagedAttentionCase {
         let tables = pair.put(&self.tables, self.tables.len() / self.width, self.width);
         let seq_slots = pair.put(&self.seq_slots, 1, rows);
         let bounds = BatchUpperBounds::of(self.rows.iter().copied(), self.max_rows_per_request);
+        let sinks: Vec<f32> = (0..self.heads).map(|head| head as f32 - 1.5).collect();
+        let sinks = pair.put(&sinks, 1, self.heads);
         let mut o = pair.poisoned(self.layouts[0].dtype, q.gpu().rows(), q.gpu().cols());
         let views: [fn(&CpuGpuMatrix) -> MatRef<'_>; 2] = [CpuGpuMatrix::gpu, CpuGpuMatrix::cpu];
         let devices = pair.backends();
@@ -137,14 +152,14 @@ impl PagedAttentionCase {
                 bounds,
             };
             let scale = (self.layouts[0].head_dim as f32).powf(-0.5);
-            let (heads, first_position) = (self.heads, self.first_position);
             let args = PagedAttentionArgs {
                 q: view(q),
                 rows: step,
-                heads,
+                heads: self.heads,
                 layer: 1,
                 scale,
-                first_position,
+                keys: self.keys,
+                sinks: self.has_sinks.then(|| view(&sinks)),
             };
             let out = if at == 0 { o.gpu_mut() } else { o.cpu_mut() };
             let pool = (&self.pools[at], &self.layouts[at]);
@@ -165,7 +180,7 @@ fn bytes(values: &[f32], dtype: DType) -> Vec<u8> {
 }
 
 pub(crate) fn check(pair: &CpuGpuPair, heads: HeadShape, dtype: DType, rows: &[(usize, usize)]) {
-    check_from(pair, heads, dtype, rows, 0);
+    check_keys(pair, heads, dtype, rows, AttentionKeyRange::default());
 }
 
 /// Compares GPU and CPU for attention in which the positions before `first_position` are masked.
@@ -176,11 +191,23 @@ fn check_from(
     rows: &[(usize, usize)],
     first_position: usize,
 ) {
+    let keys = AttentionKeyRange { first_position, window: None };
+    check_keys(pair, heads, dtype, rows, keys);
+}
+
+/// Compares GPU and CPU for attention to the keys in `keys`; with sinks if it has a window of an even size.
+/// The blocks before the first key of a row have been freed: their table entries are invalid.
+fn check_keys(
+    pair: &CpuGpuPair,
+    heads: HeadShape,
+    dtype: DType,
+    rows: &[(usize, usize)],
+    keys: AttentionKeyRange,
+) {
     let mut numbers = pair.numbers(heads.0 as u64);
-    let case = PagedAttentionCase {
-        first_position,
-        ..PagedAttentionCase::new(pair, &mut numbers, heads, dtype, rows)
-    };
+    let mut case = PagedAttentionCase::new(pair, &mut numbers, heads, dtype, rows);
+    (case.keys, case.has_sinks) = (keys, keys.window.is_some_and(|window| window % 2 == 0));
+    case.free_unused_blocks();
     let q = case.queries(pair, &mut numbers);
     let what = format!("{heads:?} {dtype:?} {rows:?}");
     pair.check(&what, &case.run(pair, &q, true), tolerance(dtype));
@@ -234,6 +261,22 @@ fn attention_skips_masked_first_position() {
             check_from(pair, (4, 2, 48, 6), F32, rows, 1);
         }
         check_from(pair, (4, 2, 64, 16), BF16, &[(1, 5), (7, 20)], 1);
+    }
+}
+
+#[test]
+fn sliding_windows_and_sinks_agree_with_the_cpu() {
+    use DType::{BF16, F32};
+    for pair in &pairs() {
+        for window in [1, 16, 31, 64, 100, 128, 1000] {
+            let keys = AttentionKeyRange { first_position: 0, window: Some(window) };
+            let decodes = [(1, 1), (1, 127), (1, 128), (1, 144), (1, 300), (1, 1000)];
+            check_keys(pair, (4, 2, 128, 16), BF16, &decodes, keys);
+            check_keys(pair, (2, 2, 64, 16), BF16, &[(1, 40), (20, 30), (70, 200)], keys);
+            check_keys(pair, (2, 1, 48, 6), F32, &[(1, 9), (30, 130)], keys);
+        }
+        let keys = AttentionKeyRange { first_position: 1, window: Some(20) };
+        check_keys(pair, (2, 1, 512, 16), BF16, &[(1, 21), (1, 22), (5, 60)], keys);
     }
 }
 

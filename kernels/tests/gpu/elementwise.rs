@@ -1,11 +1,19 @@
 //! Activations and additions of the GPU match the CPU.
 
 use device::{DeviceDriver, MatMut, MatRef, bf16};
-use kernels::{LogitSoftcap, SigmoidGatedAdd, SiluMul, TensorAdd, TensorScalarMul};
+use kernels::{
+    GateActivation, GatedActivation, LogitSoftcap, SigmoidGatedAdd, TensorAdd, TensorScalarMul,
+};
 
 use crate::support::{
     DeviceArray, GpuTestFloat, RandomNumbers, S, devices, error, oracle, tolerance,
 };
+
+const GATES: [GateActivation; 3] = [
+    GateActivation::Silu,
+    GateActivation::GeluTanh,
+    GateActivation::ClampedSilu { alpha: 1.702, limit: 7.0 },
+];
 
 fn activations<T: GpuTestFloat>() {
     let cpu = oracle();
@@ -13,9 +21,14 @@ fn activations<T: GpuTestFloat>() {
         let mut numbers = RandomNumbers::fresh(cols as u64 + 7);
         let x: Vec<T> = (0..rows * 2 * cols).map(|_| T::of(numbers.float() * 20.0)).collect();
         let b = numbers.reals::<T>(rows * cols);
-        let [mut act, mut sum] = [(); 2].map(|()| vec![T::of(0.0); rows * cols]);
+        let mut sum = vec![T::of(0.0); rows * cols];
         let wide = MatRef::of(&x, rows, 2 * cols).unwrap();
-        cpu.launch(&S, SiluMul { y: MatMut::of(&mut act, rows, cols).unwrap(), x: wide }).unwrap();
+        let activations = GATES.map(|activation| {
+            let mut y = vec![T::of(0.0); rows * cols];
+            let out = MatMut::of(&mut y, rows, cols).unwrap();
+            cpu.launch(&S, GatedActivation { y: out, x: wide, activation }).unwrap();
+            y
+        });
         let (left, right) = (wide.columns(0, cols), MatRef::of(&b, rows, cols).unwrap());
         cpu.launch(
             &S,
@@ -28,9 +41,13 @@ fn activations<T: GpuTestFloat>() {
                 DeviceArray::of(&device, &x, rows, 2 * cols),
                 DeviceArray::of(&device, &b, rows, cols),
             );
-            let mut y = DeviceArray::<T>::poisoned(&device, rows, cols);
-            device.launch(&S, SiluMul { y: y.mat_mut(), x: wide.mat() }).unwrap();
-            assert!(error(&y.read(&device), &act) < tolerance::<T>(), "{name}");
+            for (activation, expected) in GATES.into_iter().zip(&activations) {
+                let mut y = DeviceArray::<T>::poisoned(&device, rows, cols);
+                let op = GatedActivation { y: y.mat_mut(), x: wide.mat(), activation };
+                device.launch(&S, op).unwrap();
+                let error = error(&y.read(&device), expected);
+                assert!(error < tolerance::<T>(), "{name} {activation:?}: {error:e}");
+            }
             let mut y = DeviceArray::<T>::poisoned(&device, rows, cols);
             device
                 .launch(

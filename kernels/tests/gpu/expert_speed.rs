@@ -42,7 +42,7 @@ fn measure(pair: &CpuGpuPair, &(name, [hidden, inner, count, top_k], dtype): &Ex
         pair.gpu.pack_group(&vec![vec![mat]; count], dtype, gated).unwrap()
     };
     let (gate_up, down) = (group(2 * inner, hidden, true), group(hidden, inner, false));
-    let experts = ExpertWeights { first_expert: 0, gate_up: &gate_up, down: &down };
+    let experts = ExpertWeights::unbiased(0, &gate_up, &down);
     let mut numbers = pair.numbers(4);
     for tokens in [1, 2, 4, 8, 16, 64, 256, 1024, 8192] {
         let x = pair.put(&vec![bf16::ONE; tokens * hidden], tokens, hidden);

@@ -3,7 +3,10 @@
 
 use device::gpu::HalfDtype;
 use device::{DType, f16};
-use kernels::{AddRmsNorm, BatchUpperBounds, HostMat, Linear, RmsNorm, SiluMul, TensorAdd};
+use kernels::{
+    AddRmsNorm, BatchUpperBounds, GateActivation, GatedActivation, HostMat, Linear, RmsNorm,
+    TensorAdd,
+};
 
 use crate::device_pair::{CpuGpuPair, bytes_of, f16_pairs, pairs, tolerance};
 use crate::fp8::ScaleGranularity;
@@ -73,9 +76,12 @@ fn row_kernels_agree_with_the_cpu() {
             pair.check("add_rms_norm", &y, tolerance(F16));
             pair.check("its sum", &stream, tolerance(F16));
             let both = pair.random(&mut numbers, F16, rows, 2 * cols);
-            pair.gpu.launch(&S, SiluMul { y: y.gpu_mut(), x: both.gpu() }).unwrap();
-            pair.cpu.launch(&S, SiluMul { y: y.cpu_mut(), x: both.cpu() }).unwrap();
-            pair.check("silu_mul", &y, tolerance(F16));
+            let activation = GateActivation::Silu;
+            let op = GatedActivation { y: y.gpu_mut(), x: both.gpu(), activation };
+            pair.gpu.launch(&S, op).unwrap();
+            let op = GatedActivation { y: y.cpu_mut(), x: both.cpu(), activation };
+            pair.cpu.launch(&S, op).unwrap();
+            pair.check("gated_activation", &y, tolerance(F16));
         }
     }
 }

@@ -4,8 +4,8 @@
 
 use device::{DType, DeviceDriver, Fp8E4m3, bf16};
 use kernels::{
-    ActivationScaling, AddRmsNorm, FusedLinear, HostMat, Linear, LinearFusion, LinearPrologue,
-    PackedMatrix, PrefetchHint, PrologueLinear, RmsNorm, SiluMul, TensorAdd,
+    ActivationScaling, AddRmsNorm, FusedLinear, GateActivation, GatedActivation, HostMat, Linear,
+    LinearFusion, LinearPrologue, PackedMatrix, PrefetchHint, PrologueLinear, RmsNorm, TensorAdd,
 };
 
 use crate::device_pair::{CpuGpuMatrix, CpuGpuPair, on_cpu, pairs, tolerance};
@@ -159,15 +159,17 @@ pub(crate) fn check_small_m(
         .unwrap();
     pair.check(&what("norm"), &both, tolerance(half));
 
+    let activation = if m == 5 { GateActivation::GeluTanh } else { GateActivation::Silu };
     let mut gated = pair.poisoned(half, m, n / 2);
-    pair.cpu.launch(&S, SiluMul { y: gated.cpu_mut(), x: both.cpu() }).unwrap();
+    let op = GatedActivation { y: gated.cpu_mut(), x: both.cpu(), activation };
+    pair.cpu.launch(&S, op).unwrap();
     // A prefetch hint for the next layer's weights must not change results.
-    let prefetch = Some(PrefetchHint { weight: &w, silu_mul: m.is_multiple_of(2) });
-    let fusion = LinearFusion { silu_mul: true, prefetch, ..fusion };
+    let prefetch = Some(PrefetchHint { weight: &w, gated: m.is_multiple_of(2) });
+    let fusion = LinearFusion { gate: Some(activation), prefetch, ..fusion };
     pair.gpu
         .launch(&S, FusedLinear { y: gated.gpu_mut(), x: x.gpu(), weight: &w, fusion: &fusion })
         .unwrap();
-    pair.check(&what("silu_mul"), &gated, 2.0 * tolerance(half));
+    pair.check(&what("activation"), &gated, 2.0 * tolerance(half));
 
     let mut stream = pair.random(&mut numbers, half, m, n);
     let mut sum = pair.poisoned(half, m, n);
@@ -398,42 +400,53 @@ fn check_rows(pair: &CpuGpuPair, n: usize, k: usize, grid: ScaleGranularity, nor
     assert!(same || pair.gpu.name().contains("with a BLASLt"), "24 rows of {n} x {k} {grid:?}");
 }
 
-/// A prologue (a norm or `silu_mul` before the GEMM) that quantises its output to fp8 gives the same bits as
+/// A prologue (a norm or gate activation before the GEMM) that quantises its output to fp8 gives the same bits as
 /// separate kernels.
 #[test]
 fn fp8_prologue_quantizes_inputs() {
+    use ActivationScaling::{Dynamic, PowerOfTwo, Static};
+    use ScaleGranularity::{Blocks, Channels, Tensor};
+    // Half of the inputs saturate.
+    let limit = Static(0.5 / Fp8E4m3::MAX);
     for pair in &pairs() {
         for (m, k) in [(17, 128), (18, 1152), (17, 8320)] {
-            for scaling in [ActivationScaling::Dynamic, ActivationScaling::PowerOfTwo] {
-                check_norm_before(pair, m, k, scaling);
-                check_silu_before(pair, m, k, scaling);
+            for (grid, scaling) in
+                [(Blocks, Dynamic), (Blocks, PowerOfTwo), (Tensor, limit), (Channels, limit)]
+            {
+                check_norm_before(pair, [m, k], grid, scaling);
+                check_gate_before(pair, [m, k], grid, scaling);
             }
         }
-        let mut numbers = pair.numbers(3);
-        let unsupported = [
-            ((32, 192), ScaleGranularity::Blocks, 40),
-            ((32, 256), ScaleGranularity::Channels, 40),
-        ];
-        for ((n, k), grid, rows) in
-            unsupported.into_iter().chain([((32, 256), ScaleGranularity::Blocks, 16)])
-        {
-            let [w, _] = Fp8Weights::new(&mut numbers, n, k, grid).pack(pair);
+        for ((n, k), grid, scaling, rows) in [
+            ((32, 192), Blocks, Dynamic, 40),
+            ((32, 256), Channels, Dynamic, 40),
+            ((32, 256), Blocks, limit, 40),
+            ((32, 256), Blocks, Dynamic, 16),
+        ] {
+            let weights = Fp8Weights::new(&mut pair.numbers(3), n, k, grid);
+            let [w, _] = weights.with_scaling(scaling).pack(pair);
             assert!(
                 !PrologueLinear::supports(&pair.backends()[0], rows, DType::BF16, &w),
-                "{rows} x {n} x {k} {grid:?}"
+                "{rows} x {n} x {k} {grid:?} {scaling:?}"
             );
         }
     }
 }
 
-fn check_norm_before(pair: &CpuGpuPair, m: usize, k: usize, scaling: ActivationScaling) {
+fn check_norm_before(
+    pair: &CpuGpuPair,
+    [m, k]: [usize; 2],
+    grid: ScaleGranularity,
+    scaling: ActivationScaling,
+) {
     let (n, eps, bf16) = (32, 1e-6, DType::BF16);
     let mut numbers = pair.numbers((m * k) as u64);
-    let weights = Fp8Weights::new(&mut numbers, n, k, ScaleGranularity::Blocks);
+    let weights = Fp8Weights::new(&mut numbers, n, k, grid);
     let [w, _] = weights.with_scaling(scaling).pack(pair);
     assert!(PrologueLinear::supports(&pair.backends()[0], m, bf16, &w), "{m} x {k}");
     let (x, delta) = (pair.random(&mut numbers, bf16, m, k), pair.random(&mut numbers, bf16, m, k));
-    let norm = pair.random(&mut numbers, bf16, 1, k);
+    let weight_type = if m == 18 { DType::F32 } else { bf16 };
+    let norm = pair.random(&mut numbers, weight_type, 1, k);
     let bias = pair.random(&mut numbers, DType::F32, 1, n);
     let start = pair.read::<device::bf16>(&x)[0].clone();
     let (mut one, mut both) = (pair.put(&start, m, k), pair.put(&start, m, k));
@@ -467,19 +480,26 @@ fn check_norm_before(pair: &CpuGpuPair, m: usize, k: usize, scaling: ActivationS
     }
 }
 
-fn check_silu_before(pair: &CpuGpuPair, m: usize, k: usize, scaling: ActivationScaling) {
+fn check_gate_before(
+    pair: &CpuGpuPair,
+    [m, k]: [usize; 2],
+    grid: ScaleGranularity,
+    scaling: ActivationScaling,
+) {
     let (n, bf16) = (32, DType::BF16);
     let mut numbers = pair.numbers((m + k) as u64);
-    let weights = Fp8Weights::new(&mut numbers, n, k, ScaleGranularity::Blocks);
+    let weights = Fp8Weights::new(&mut numbers, n, k, grid);
     let [w, _] = weights.with_scaling(scaling).pack(pair);
     let halves = pair.random(&mut numbers, bf16, m, 2 * k);
     let mut gated = pair.poisoned(bf16, m, k);
     let (mut expected, mut y) = (pair.poisoned(bf16, m, n), pair.poisoned(bf16, m, n));
-    pair.gpu.launch(&S, SiluMul { y: gated.gpu_mut(), x: halves.gpu() }).unwrap();
+    let activation = if m == 18 { GateActivation::GeluTanh } else { GateActivation::Silu };
+    let op = GatedActivation { y: gated.gpu_mut(), x: halves.gpu(), activation };
+    pair.gpu.launch(&S, op).unwrap();
     pair.gpu
         .launch(&S, Linear { y: expected.gpu_mut(), x: gated.gpu(), weight: &w, bias: None })
         .unwrap();
-    let before = LinearPrologue::SiluMul(halves.gpu());
+    let before = LinearPrologue::Gated { x: halves.gpu(), activation };
     pair.gpu
         .launch(&S, PrologueLinear { y: y.gpu_mut(), prologue: before, weight: &w, bias: None })
         .unwrap();

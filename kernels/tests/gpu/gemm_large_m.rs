@@ -1,7 +1,7 @@
-//! Large-M GEMMs with WGMMA, without and with a fused `silu_mul`: results, and batch invariance of rows.
+//! Large-M GEMMs with WGMMA, without and with a fused gate activation: results, and batch invariance of rows.
 
 use device::DType;
-use kernels::{FusedLinear, Linear, LinearFusion, PackedMatrix, SiluMul};
+use kernels::{FusedLinear, GateActivation, GatedActivation, Linear, LinearFusion, PackedMatrix};
 
 use crate::device_pair::{CpuGpuMatrix, CpuGpuPair, pairs, tolerance};
 use crate::support::S;
@@ -37,11 +37,11 @@ fn gemm_large_m_agrees_with_the_cpu() {
     }
 }
 
-/// Compares the results without and with a fused `silu_mul` with the results of the CPU.
+/// Compares the results without and with a fused gate activation with the results of the CPU.
 pub(crate) fn check(pair: &CpuGpuPair, k: usize) {
     let half = pair.gpu.half_dtype();
     let [w, w_cpu] = weights(pair, k);
-    assert!(FusedLinear::supports_silu_mul(&pair.backends()[0], ROWS, half, &w));
+    assert!(FusedLinear::supports_gate(&pair.backends()[0], ROWS, half, &w));
     let x = pair.random(&mut pair.numbers(k as u64), half, ROWS, k);
     let mut both = pair.poisoned(half, ROWS, w.n());
     pair.cpu
@@ -60,13 +60,16 @@ pub(crate) fn check(pair: &CpuGpuPair, k: usize) {
         .unwrap();
     pair.check(&format!("plain, {k} columns"), &both, tolerance(half));
 
+    // The second function is compiled for one of the shapes only, because emulation is slow.
+    let activation = if k == 64 { GateActivation::GeluTanh } else { GateActivation::Silu };
     let mut gated = pair.poisoned(half, ROWS, w.n() / 2);
-    pair.cpu.launch(&S, SiluMul { y: gated.cpu_mut(), x: both.cpu() }).unwrap();
-    let fusion = LinearFusion { silu_mul: true, ..LinearFusion::default() };
+    let op = GatedActivation { y: gated.cpu_mut(), x: both.cpu(), activation };
+    pair.cpu.launch(&S, op).unwrap();
+    let fusion = LinearFusion { gate: Some(activation), ..LinearFusion::default() };
     pair.gpu
         .launch(&S, FusedLinear { y: gated.gpu_mut(), x: x.gpu(), weight: &w, fusion: &fusion })
         .unwrap();
-    pair.check(&format!("gated, {k} columns"), &gated, 2.0 * tolerance(half));
+    pair.check(&format!("{activation:?}, {k} columns"), &gated, 2.0 * tolerance(half));
 }
 
 /// Output rows have the same bits in another batch, in which they are at other positions in a tile.
@@ -79,7 +82,8 @@ fn gemm_large_m_rows_are_batch_invariant() {
         let product = |from: usize| {
             let x: CpuGpuMatrix = pair.put(&values[from * k..(from + ROWS) * k], ROWS, k);
             let mut y = pair.poisoned(DType::BF16, ROWS, w.n() / 2);
-            let fusion = LinearFusion { silu_mul: true, ..LinearFusion::default() };
+            let gate = Some(GateActivation::Silu);
+            let fusion = LinearFusion { gate, ..LinearFusion::default() };
             pair.gpu
                 .launch(&S, FusedLinear { y: y.gpu_mut(), x: x.gpu(), weight: &w, fusion: &fusion })
                 .unwrap();
@@ -91,15 +95,15 @@ fn gemm_large_m_rows_are_batch_invariant() {
     }
 }
 
-/// `FusedLinear` does not support `silu_mul` with few rows or f32 inputs; with `ROWS` rows it supports no
+/// `FusedLinear` does not support gate activations with few rows or f32 inputs; with `ROWS` rows it supports no
 /// norm, bias or addition.
 #[test]
 fn gemm_large_m_rejects_other_fusions() {
     for pair in pairs().iter().filter(|pair| has_kernel(pair)) {
         let k = 64;
         let [w, _] = weights(pair, k);
-        assert!(!FusedLinear::supports_silu_mul(&pair.backends()[0], 2047, DType::BF16, &w));
-        assert!(!FusedLinear::supports_silu_mul(&pair.backends()[0], ROWS, DType::F32, &w));
+        assert!(!FusedLinear::supports_gate(&pair.backends()[0], 2047, DType::BF16, &w));
+        assert!(!FusedLinear::supports_gate(&pair.backends()[0], ROWS, DType::F32, &w));
         assert!(!FusedLinear::supports(&pair.backends()[0], ROWS, DType::BF16, &w));
         let mut numbers = pair.numbers(4);
         let x = pair.random(&mut numbers, DType::BF16, ROWS, k);

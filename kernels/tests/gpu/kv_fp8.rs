@@ -2,8 +2,8 @@
 
 use device::{DType, DeviceDriver, MatRef};
 use kernels::{
-    AttentionMetadata, BatchUpperBounds, KvLayout, KvTileOrder, PagedAttention, PagedAttentionArgs,
-    QkNormRopeArgs, QkNormRopeKvWrite, RopeCosSin,
+    AttentionKeyRange, AttentionMetadata, BatchUpperBounds, KvLayout, KvTileOrder, PagedAttention,
+    PagedAttentionArgs, QkNormRopeArgs, QkNormRopeKvWrite, RopeCosSin,
 };
 
 use crate::device_pair::{CpuGpuMatrix, CpuGpuPair, pairs, tolerance};
@@ -111,7 +111,8 @@ pub(crate) fn check(pair: &CpuGpuPair, heads: Fp8HeadShape, dtype: DType, decode
             heads: query_heads,
             layer: 1,
             scale,
-            first_position: 0,
+            keys: AttentionKeyRange::default(),
+            sinks: None,
         };
         let out = if at == 0 { o.gpu_mut() } else { o.cpu_mut() };
         device

@@ -2,7 +2,10 @@
 //! batch invariance of rows.
 
 use device::DType;
-use kernels::{FusedLinear, Linear, LinearFusion, PackedMatrix, RmsNorm, SiluMul, TensorAdd};
+use kernels::{
+    FusedLinear, GateActivation, GatedActivation, Linear, LinearFusion, PackedMatrix, RmsNorm,
+    TensorAdd,
+};
 
 use crate::device_pair::{CpuGpuMatrix, CpuGpuPair, pairs, tolerance};
 use crate::support::{RandomNumbers, S};
@@ -70,6 +73,12 @@ fn fused_linear_matches_separate_kernels() {
             let w = check_fused_linear(pair, 72, k, &[1, 5, 16]);
             assert!(!FusedLinear::supports(&pair.backends()[0], 17, DType::BF16, &w));
             assert!(!FusedLinear::supports(&pair.backends()[0], 1, DType::F32, &w));
+            let (mut y, x) = (pair.zeros(DType::BF16, 1, 72), pair.zeros(DType::BF16, 1, k));
+            let norm = pair.zeros(DType::F32, 1, k);
+            let fusion = LinearFusion { norm: Some((norm.gpu(), 1e-6)), ..Default::default() };
+            let op = FusedLinear { y: y.gpu_mut(), x: x.gpu(), weight: &w, fusion: &fusion };
+            let error = pair.gpu.launch(&S, op).unwrap_err().to_string();
+            assert!(error.contains("norm"), "f32 weights are rejected: {error}");
         }
     }
 }
@@ -92,6 +101,15 @@ fn gemm_medium_m_agrees_with_the_cpu() {
 
 pub(crate) fn streams(pair: &CpuGpuPair) -> bool {
     pair.gpu.arch() == "sm_90a" || (pair.gpu.arch() == "emulated" && pair.gpu.warp_size() == 32)
+}
+
+/// Activations to test with `m` rows: all for 5 and 17 rows, otherwise SiLU only, because the emulator compiles
+/// every kernel again for each function.
+pub(crate) fn gates(m: usize) -> Vec<GateActivation> {
+    let clamped = GateActivation::ClampedSilu { alpha: 1.702, limit: 0.75 };
+    let others = [GateActivation::GeluTanh, clamped];
+    let others = others.into_iter().filter(|_| [5, 17].contains(&m));
+    std::iter::once(GateActivation::Silu).chain(others).collect()
 }
 
 /// Checks the results of fused linear layers for these numbers of rows; returns the weights.
@@ -133,13 +151,15 @@ pub(crate) fn check_fused_linear(
             .unwrap();
         pair.check("norm", &both, tolerance(half));
 
-        let mut gated = pair.poisoned(half, m, n / 2);
-        pair.cpu.launch(&S, SiluMul { y: gated.cpu_mut(), x: both.cpu() }).unwrap();
-        let fusion = LinearFusion { silu_mul: true, ..fusion };
-        pair.gpu
-            .launch(&S, FusedLinear { y: gated.gpu_mut(), x: x.gpu(), weight: &w, fusion: &fusion })
-            .unwrap();
-        pair.check("silu_mul", &gated, 2.0 * tolerance(half));
+        for activation in gates(m) {
+            let mut gated = pair.poisoned(half, m, n / 2);
+            let op = GatedActivation { y: gated.cpu_mut(), x: both.cpu(), activation };
+            pair.cpu.launch(&S, op).unwrap();
+            let fusion = LinearFusion { gate: Some(activation), ..fusion };
+            let (y, fusion) = (gated.gpu_mut(), &fusion);
+            pair.gpu.launch(&S, FusedLinear { y, x: x.gpu(), weight: &w, fusion }).unwrap();
+            pair.check(&format!("{activation:?}"), &gated, 2.0 * tolerance(half));
+        }
 
         let mut stream = pair.random(&mut numbers, half, m, n);
         let mut sum = pair.poisoned(half, m, n);

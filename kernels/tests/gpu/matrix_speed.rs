@@ -6,8 +6,8 @@ use std::time::Instant;
 
 use device::{DType, DeviceDriver};
 use kernels::{
-    AttentionMetadata, BatchUpperBounds, FusedLinear, KvLayout, KvTileOrder, LinearFusion,
-    PackedMatrix, PagedAttention, PagedAttentionArgs,
+    AttentionMetadata, BatchUpperBounds, FusedLinear, GateActivation, KvLayout, KvTileOrder,
+    LinearFusion, PackedMatrix, PagedAttention, PagedAttentionArgs,
 };
 
 use crate::device_pair::{CpuGpuPair, pairs};
@@ -68,12 +68,12 @@ fn products(pair: &CpuGpuPair, n: usize, k: usize, rows: &[usize]) {
         let norm = pair.random(&mut numbers, DType::BF16, 1, k);
         let plain = LinearFusion::default();
         let normed = LinearFusion { norm: Some((norm.gpu(), 1e-6)), ..plain };
-        let gated = LinearFusion { silu_mul: true, ..normed };
-        for (name, around) in [("", plain), (" norm", normed), (" norm silu_mul", gated)] {
+        let gated = LinearFusion { gate: Some(GateActivation::Silu), ..normed };
+        for (name, around) in [("", plain), (" norm", normed), (" norm silu", gated)] {
             if !FusedLinear::supports(&pair.backends()[0], m, DType::BF16, &weights[0]) {
                 continue;
             }
-            let outputs = if around.silu_mul { n / 2 } else { n };
+            let outputs = if around.gate.is_some() { n / 2 } else { n };
             let mut y = pair.poisoned(DType::BF16, m, outputs);
             let time = microseconds(pair, weights.len(), |i| {
                 let w = &weights[i];
@@ -184,7 +184,8 @@ fn measure_attention(pair: &CpuGpuPair, workload: &AttentionWorkload) {
             heads,
             layer: i % 2,
             scale: 0.088,
-            first_position: 0,
+            keys: kernels::AttentionKeyRange::default(),
+            sinks: None,
         };
         pair.gpu
             .launch(

@@ -236,7 +236,7 @@ impl MlaHeadMatrices {
         let pack = |all: &[Vec<u8>], n: usize, k: usize| {
             let view = |bytes| vec![HostMat::new(bytes, DType::F32, n, k).unwrap()];
             let views: Vec<_> = all.iter().map(|bytes| view(bytes)).collect();
-            device.pack_mla_heads(&views, dtype).unwrap()
+            device.pack_row_major(&views, dtype).unwrap()
         };
         PackedMlaWeights {
             w_uk: pack(&self.w_uk, nope_dim, kv_lora_rank),

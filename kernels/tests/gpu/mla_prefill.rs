@@ -106,7 +106,7 @@ fn pack_heads(
         let view = |bytes| vec![HostMat::new(bytes, DType::F32, n, k).unwrap()];
         let views: Vec<_> = bytes.iter().map(|bytes| view(bytes)).collect();
         assert_eq!(views.len(), heads);
-        device.pack_mla_heads(&views, dtype).unwrap()
+        device.pack_row_major(&views, dtype).unwrap()
     };
     let transpose = |key: &[f32]| -> Vec<f32> {
         (0..kv_lora_rank).flat_map(|c| key.iter().skip(c).step_by(kv_lora_rank).copied()).collect()

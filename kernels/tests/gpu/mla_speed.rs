@@ -93,7 +93,7 @@ fn mla_prefill_speed() {
 fn heads_of(pair: &CpuGpuPair, heads: usize, n: usize, k: usize) -> PackedMatrixGroup {
     let bytes = crate::device_pair::bytes_of(&pair.numbers(1).reals::<f32>(n * k));
     let part = || vec![HostMat::new(&bytes, DType::F32, n, k).unwrap()];
-    pair.gpu.pack_mla_heads(&(0..heads).map(|_| part()).collect::<Vec<_>>(), DType::BF16).unwrap()
+    pair.gpu.pack_row_major(&(0..heads).map(|_| part()).collect::<Vec<_>>(), DType::BF16).unwrap()
 }
 
 /// Measures `requests` requests of `tokens` one-token rows each. In the launch, `max_rows_per_request` is

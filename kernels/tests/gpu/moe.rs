@@ -1,10 +1,10 @@
 //! Expert MLPs of the GPU: kernels that stream weights for few tokens, tiled kernels for many tokens, simple
 //! kernels for shapes that these do not support, and experts on other ranks.
 
-use device::{DType, bf16};
+use device::{DType, MatRef, bf16};
 use kernels::{
-    ExpertLoadArgs, ExpertMlp, ExpertWeights, FusedMoe, HostMat, Linear, PackedMatrixGroup,
-    SoftmaxRouterArgs, SoftmaxRouting, TopKRoutes,
+    ExpertLoadArgs, ExpertMlp, ExpertWeights, FusedMoe, GateActivation, HostMat, Linear,
+    PackedMatrixGroup, SoftmaxRouterArgs, SoftmaxRouting, TopKRoutes,
 };
 
 use crate::device_pair::{CpuGpuMatrix, CpuGpuPair, bytes_of, on_cpu, pairs, rounded, tolerance};
@@ -16,6 +16,9 @@ struct MoeCase {
     first: usize,
     gate_up: [PackedMatrixGroup; 2],
     down: [PackedMatrixGroup; 2],
+    activation: GateActivation,
+    /// Biases of the gate and up projections and of the down projections, f32 `[experts, outputs]`.
+    biases: Option<[CpuGpuMatrix; 2]>,
     chosen: Vec<i32>,
     weights: Vec<f32>,
     top_k: usize,
@@ -29,9 +32,43 @@ impl MoeCase {
     fn new(
         pair: &CpuGpuPair,
         numbers: &mut RandomNumbers,
+        sizes: MoeSizes,
+        dtype: DType,
+        tokens: usize,
+    ) -> Self {
+        Self::with_packing(pair, numbers, sizes, dtype, tokens, |parts, gated| {
+            pair.gpu.pack_group(parts, dtype, gated).unwrap()
+        })
+    }
+
+    /// Creates a case whose experts have biases; the weights are row-major.
+    fn biased(
+        pair: &CpuGpuPair,
+        numbers: &mut RandomNumbers,
+        sizes: MoeSizes,
+        dtype: DType,
+        tokens: usize,
+    ) -> Self {
+        let mut case = Self::with_packing(pair, numbers, sizes, dtype, tokens, |parts, _| {
+            pair.gpu.pack_row_major(parts, dtype).unwrap()
+        });
+        let (hidden, inner, count, _) = sizes;
+        let mut bias = |n: usize| {
+            let values: Vec<f32> = (0..(count - 1) * n).map(|_| numbers.float()).collect();
+            pair.put(&values, count - 1, n)
+        };
+        case.biases = Some([bias(2 * inner), bias(hidden)]);
+        case
+    }
+
+    /// Creates a case; `pack` packs the matrices of the GPU.
+    fn with_packing(
+        pair: &CpuGpuPair,
+        numbers: &mut RandomNumbers,
         (hidden, inner, count, top_k): MoeSizes,
         dtype: DType,
         tokens: usize,
+        pack_for_gpu: impl Fn(&[Vec<HostMat<'_>>], bool) -> PackedMatrixGroup,
     ) -> Self {
         let first = 1;
         let mut pack = |n: usize, k: usize, gated: bool| {
@@ -44,7 +81,7 @@ impl MoeCase {
             let parts: Vec<_> =
                 bytes.iter().map(|b| vec![HostMat::new(b, DType::F32, n, k).unwrap()]).collect();
             [
-                pair.gpu.pack_group(&parts, dtype, gated).unwrap(),
+                pack_for_gpu(&parts, gated),
                 pair.cpu.pack_group(&parts, on_cpu(dtype), gated).unwrap(),
             ]
         };
@@ -55,7 +92,8 @@ impl MoeCase {
             chosen.extend((0..top_k).map(|_| free.swap_remove(numbers.below(free.len()))));
         }
         let weights = (0..tokens * top_k).map(|_| numbers.unit()).collect();
-        Self { first, gate_up, down, chosen, weights, top_k }
+        let activation = GateActivation::Silu;
+        Self { first, gate_up, down, activation, biases: None, chosen, weights, top_k }
     }
 
     /// Computes the experts of tokens `[from, from + x.rows())` on both devices.
@@ -65,10 +103,14 @@ impl MoeCase {
         let chosen = pair.put(&self.chosen[own.clone()], tokens, self.top_k);
         let weights = pair.put(&self.weights[own], tokens, self.top_k);
         let mut y = pair.poisoned(x.gpu().dtype(), tokens, hidden);
+        let views: [fn(&CpuGpuMatrix) -> MatRef<'_>; 2] = [CpuGpuMatrix::gpu, CpuGpuMatrix::cpu];
         let experts = |i: usize| ExpertWeights {
             first_expert: self.first,
             gate_up: &self.gate_up[i],
             down: &self.down[i],
+            activation: self.activation,
+            gate_up_bias: self.biases.as_ref().map(|[bias, _]| views[i](bias)),
+            down_bias: self.biases.as_ref().map(|[_, bias]| views[i](bias)),
         };
         let routes = TopKRoutes { experts: chosen.gpu(), weights: weights.gpu() };
         pair.gpu
@@ -113,6 +155,46 @@ fn experts_agree_with_the_cpu() {
         check(pair, (128, 192, 20, 8), DType::BF16, 9); // Choices are sorted by a separate kernel.
         check(pair, (128, 192, 20, 8), DType::BF16, 20); // Weight loads start before routing has finished.
         check(pair, (64, 64, 3, 2), DType::BF16, 150); // These rows use large tiles.
+    }
+}
+
+#[test]
+fn biases_of_experts_agree_with_the_cpu() {
+    for pair in &pairs() {
+        for (sizes, dtype, tokens) in [
+            ((64, 128, 6, 3), DType::BF16, 5),
+            ((36, 20, 5, 2), DType::BF16, 7),
+            ((36, 20, 5, 2), DType::F32, 7),
+        ] {
+            let mut numbers = pair.numbers(3);
+            let mut case = MoeCase::biased(pair, &mut numbers, sizes, dtype, tokens);
+            case.activation = GateActivation::ClampedSilu { alpha: 1.702, limit: 7.0 };
+            let x = pair.random(&mut numbers, dtype, tokens, sizes.0);
+            pair.check(&format!("{sizes:?}"), &case.run(pair, &x, 0), 2.0 * tolerance(dtype));
+        }
+    }
+}
+
+/// Every kernel computes the activation of the experts.
+#[test]
+fn expert_activations_agree_with_the_cpu() {
+    let clamped = GateActivation::ClampedSilu { alpha: 1.702, limit: 0.75 };
+    for pair in &pairs() {
+        for (sizes, dtype, tokens, activation) in [
+            ((136, 72, 6, 2), DType::BF16, 1, clamped),
+            ((72, 40, 3, 2), DType::BF16, 50, clamped),
+            ((36, 20, 5, 2), DType::BF16, 7, GateActivation::GeluTanh),
+            ((36, 20, 5, 2), DType::F32, 7, clamped),
+            ((64, 128, 6, 3), DType::BF16, 1, clamped),
+            ((128, 192, 20, 8), DType::BF16, 20, GateActivation::GeluTanh),
+        ] {
+            let mut numbers = pair.numbers(tokens as u64);
+            let case = MoeCase::new(pair, &mut numbers, sizes, dtype, tokens);
+            let case = MoeCase { activation, ..case };
+            let x = pair.random(&mut numbers, dtype, tokens, sizes.0);
+            let what = format!("{sizes:?} {dtype:?}, {tokens} tokens, {activation:?}");
+            pair.check(&what, &case.run(pair, &x, 0), 2.0 * tolerance(dtype));
+        }
     }
 }
 
@@ -238,7 +320,9 @@ fn fused_routing_changes_no_bit() {
         let [separate, _] = pair.read_floats(&case.run(pair, &x, 0));
         let mut y = pair.poisoned(DType::BF16, tokens, hidden);
         let (gate_up, down) = (&case.gate_up[0], &case.down[0]);
-        let experts = ExpertWeights { first_expert: case.first, gate_up, down };
+        let (first_expert, activation) = (case.first, case.activation);
+        let unbiased = ExpertWeights::unbiased(first_expert, gate_up, down);
+        let experts = ExpertWeights { activation, ..unbiased };
         // The second token, if any, is padding, which the load counters do not count.
         let slots = DeviceArray::row(&pair.gpu, &[0i64, -1][..tokens]);
         let mut counted = DeviceArray::of(&pair.gpu, &vec![3i32; count], 1, count);

@@ -3,8 +3,8 @@
 
 use device::{DType, DeviceDriver, bf16};
 use kernels::{
-    ActivationScaling, ExpertMlp, ExpertWeights, FusedLinear, HostMat, Linear, LinearFusion,
-    PackedMatrixGroup, SoftmaxRouterArgs, SoftmaxRouting, TopKRoutes,
+    ActivationScaling, ExpertMlp, ExpertWeights, FusedLinear, GateActivation, HostMat, Linear,
+    LinearFusion, PackedMatrixGroup, SoftmaxRouterArgs, SoftmaxRouting, TopKRoutes,
 };
 
 use crate::device_pair::{CpuGpuMatrix, CpuGpuPair, on_cpu, pairs, tolerance};
@@ -93,11 +93,7 @@ impl MoeFp8Case {
         let chosen = pair.put(&self.chosen[own.clone()], tokens, top_k);
         let weights = pair.put(&self.weights[own], tokens, top_k);
         let mut y = pair.poisoned(pair.gpu.half_dtype(), tokens, self.sizes.0);
-        let experts = |i: usize| ExpertWeights {
-            first_expert: FIRST,
-            gate_up: &self.gate_up[i],
-            down: &self.down[i],
-        };
+        let experts = |i: usize| ExpertWeights::unbiased(FIRST, &self.gate_up[i], &self.down[i]);
         let routes = TopKRoutes { experts: chosen.gpu(), weights: weights.gpu() };
         pair.gpu
             .launch(
@@ -124,7 +120,7 @@ impl MoeFp8Case {
 
     /// Returns the experts of this rank, packed on the GPU.
     pub(crate) fn experts(&self) -> ExpertWeights<'_> {
-        ExpertWeights { first_expert: FIRST, gate_up: &self.gate_up[0], down: &self.down[0] }
+        ExpertWeights::unbiased(FIRST, &self.gate_up[0], &self.down[0])
     }
 
     /// Replaces the chosen experts and their weights by the results of the router `scores`.
@@ -359,7 +355,8 @@ fn shared_expert_is_a_separate_matrix() {
             let (gate_up, down) = (last(&case.gate_up[0]), last(&case.down[0]));
             let mut separate = pair.poisoned(BF16, tokens, hidden);
             let mut between = pair.poisoned(BF16, tokens, inner);
-            let gated = LinearFusion { silu_mul: true, ..LinearFusion::default() };
+            let gated =
+                LinearFusion { gate: Some(GateActivation::Silu), ..LinearFusion::default() };
             pair.gpu
                 .launch(
                     &S,

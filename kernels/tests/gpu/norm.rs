@@ -10,13 +10,13 @@ use crate::support::{
 const SHAPES: [(usize, usize); 8] =
     [(1, 1), (2, 17), (5, 96), (3, 1000), (1, 1024), (2, 4096), (1, 10_240), (1, 20_000)];
 
-fn norms<T: GpuTestFloat>() {
+fn norms<T: GpuTestFloat, W: GpuTestFloat>() {
     let cpu = oracle();
     for (rows, cols) in SHAPES {
         let mut numbers = RandomNumbers::fresh(cols as u64);
         let x = numbers.reals::<T>(rows * cols);
         let delta = numbers.reals::<T>(rows * cols);
-        let w = numbers.reals::<T>(cols);
+        let w = numbers.reals::<W>(cols);
         let [mut normed, mut y] = [(); 2].map(|()| vec![T::of(0.0); rows * cols]);
         let mut summed = x.clone();
         let weight = MatRef::of(&w, 1, cols).unwrap();
@@ -73,8 +73,9 @@ fn norms<T: GpuTestFloat>() {
 
 #[test]
 fn norms_agree_with_the_cpu() {
-    norms::<f32>();
-    norms::<bf16>();
+    norms::<f32, f32>();
+    norms::<bf16, bf16>();
+    norms::<bf16, f32>();
 }
 
 #[test]

@@ -23,16 +23,16 @@ const BLOCKS: usize = 5;
 const TOKENS: usize = 7;
 
 /// Random inputs of the fused Q/K norm, RoPE and KV write kernel.
-struct QkRopeInputs<T> {
+struct QkRopeInputs<T, W> {
     qkv: Vec<T>,
-    norm: Vec<T>,
+    norm: Vec<W>,
     cos: Vec<f32>,
     sin: Vec<f32>,
     positions: Vec<i32>,
     slots: Vec<i64>,
 }
 
-fn data<T: GpuTestFloat>(case: &QkRopeCase) -> QkRopeInputs<T> {
+fn data<T: GpuTestFloat, W: GpuTestFloat>(case: &QkRopeCase) -> QkRopeInputs<T, W> {
     let mut numbers = RandomNumbers::fresh((case.head_dim + case.rotary) as u64);
     let half = case.rotary / 2;
     let angle = |i: usize| ((i / half.max(1)) as f32) * 0.37 / ((i % half.max(1)) as f32 + 1.0);
@@ -72,9 +72,10 @@ fn in_order<T: Copy>(pool: &[T], layout: &KvLayout) -> Vec<T> {
     out
 }
 
-fn rotations<T: GpuTestFloat>(case: &QkRopeCase) {
+/// Compares activations of `T` with norm weights of `W`.
+fn rotations<T: GpuTestFloat, W: GpuTestFloat>(case: &QkRopeCase) {
     let cpu = oracle();
-    let data = data::<T>(case);
+    let data = data::<T, W>(case);
     let (width, half) = (case.heads * case.head_dim, case.rotary / 2);
     let columns = (case.heads + 2 * case.kv_heads) * case.head_dim;
     let lanes = layout::<T>(case, KvTileOrder::LaneInterleaved);
@@ -157,7 +158,10 @@ fn rotations_and_stores_agree_with_the_cpu() {
         case(5, 3, 16, 6, 2, (false, true)),
         case(1, 1, 256, 64, 16, (true, true)),
     ] {
-        rotations::<f32>(&case);
-        rotations::<bf16>(&case);
+        rotations::<f32, f32>(&case);
+        rotations::<bf16, bf16>(&case);
+        if case.norms == (true, true) {
+            rotations::<bf16, f32>(&case);
+        }
     }
 }

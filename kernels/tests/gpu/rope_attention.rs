@@ -5,8 +5,8 @@
 use device::{DeviceDriver, bf16};
 use kernels::gpu::GpuBackend;
 use kernels::{
-    AttentionMetadata, BatchUpperBounds, KvLayout, KvTileOrder, PagedAttention, PagedAttentionArgs,
-    QkNormRopeArgs, QkNormRopeKvWrite, RopeAttention, RopeCosSin,
+    AttentionKeyRange, AttentionMetadata, BatchUpperBounds, KvLayout, KvTileOrder, PagedAttention,
+    PagedAttentionArgs, QkNormRopeArgs, QkNormRopeKvWrite, RopeAttention, RopeCosSin,
 };
 
 use crate::support::{DeviceArray, GpuTestFloat, RandomNumbers, S, devices, error, tolerance};
@@ -174,7 +174,8 @@ impl<T: GpuTestFloat> RopeAttentionCase<T> {
                 heads,
                 layer: 1,
                 scale: SCALE,
-                first_position: 0,
+                keys: AttentionKeyRange::default(),
+                sinks: None,
             };
             device
                 .launch(

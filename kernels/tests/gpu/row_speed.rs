@@ -10,8 +10,9 @@ use kernels::step::{
     SequenceSlotArrays, StagedLogitsRow, StagingBuffer, StagingBufferView,
 };
 use kernels::{
-    AddRmsNorm, KvLayout, KvTileOrder, QkNormRopeArgs, QkNormRopeKvWrite, RmsNorm, RopeCosSin,
-    RowSampling, SiluMul, SoftmaxRouterArgs, SoftmaxRouting, TokenEmbedding,
+    AddRmsNorm, GateActivation, GatedActivation, KvLayout, KvTileOrder, QkNormRopeArgs,
+    QkNormRopeKvWrite, RmsNorm, RopeCosSin, RowSampling, SoftmaxRouterArgs, SoftmaxRouting,
+    TokenEmbedding,
 };
 
 use crate::support::{DeviceArray, GpuTestElement, RandomNumbers, S, devices};
@@ -97,8 +98,10 @@ fn activations(device: &GpuBackend, rows: usize) {
     let x = RandomNumbers::new(2).reals::<bf16>(rows * 2 * INNER);
     let x = DeviceArray::of(device, &x, rows, 2 * INNER);
     let mut y = DeviceArray::<bf16>::poisoned(device, rows, INNER);
-    let time =
-        microseconds(device, || device.launch(&S, SiluMul { y: y.mat_mut(), x: x.mat() }).unwrap());
+    let time = microseconds(device, || {
+        let activation = GateActivation::Silu;
+        device.launch(&S, GatedActivation { y: y.mat_mut(), x: x.mat(), activation }).unwrap();
+    });
     report("silu_mul 3072", rows, time, rows * INNER * 6);
 }
 

@@ -6,8 +6,8 @@ use std::sync::Arc;
 
 use device::{DType, DeviceDriver, DeviceStream, bf16};
 use kernels::{
-    ExpertMlp, ExpertWeights, FusedLinear, HostMat, Linear, LinearFusion, PackedMatrix,
-    PackedMatrixGroup, SiluMul, TensorAdd, TopKRoutes,
+    ExpertMlp, ExpertWeights, FusedLinear, GateActivation, GatedActivation, HostMat, Linear,
+    LinearFusion, PackedMatrix, PackedMatrixGroup, TensorAdd, TopKRoutes,
 };
 
 use crate::device_pair::{CpuGpuMatrix, CpuGpuPair, pairs};
@@ -138,13 +138,13 @@ impl SharedExpertLayer {
         let mut both = pair.poisoned(half, tokens, 2 * inner);
         let mut between = pair.poisoned(half, tokens, inner);
         let mut logits = pair.poisoned(DType::F32, tokens, self.routed);
-        let experts = ExpertWeights { first_expert: 0, gate_up: &w.gate_up, down: &w.down };
+        let experts = ExpertWeights::unbiased(0, &w.gate_up, &w.down);
         let [fused, routed_only] = [true, false].map(|with| self.routes(pair, tokens, with));
         let [gate_up, down] = &w.separate;
-        let gated = LinearFusion { silu_mul: true, ..LinearFusion::default() };
+        let gated = LinearFusion { gate: Some(GateActivation::Silu), ..LinearFusion::default() };
         let gpu = &pair.gpu;
         let mut shared = |s: &DeviceStream, own: &mut CpuGpuMatrix| {
-            if FusedLinear::supports_silu_mul(&Arc::clone(gpu).into(), tokens, half, gate_up) {
+            if FusedLinear::supports_gate(&Arc::clone(gpu).into(), tokens, half, gate_up) {
                 gpu.launch(
                     s,
                     FusedLinear {
@@ -161,7 +161,9 @@ impl SharedExpertLayer {
                     Linear { y: both.gpu_mut(), x: x.gpu(), weight: gate_up, bias: None },
                 )
                 .unwrap();
-                gpu.launch(s, SiluMul { y: between.gpu_mut(), x: both.gpu() }).unwrap();
+                let activation = GateActivation::Silu;
+                let op = GatedActivation { y: between.gpu_mut(), x: both.gpu(), activation };
+                gpu.launch(s, op).unwrap();
             }
             gpu.launch(s, Linear { y: own.gpu_mut(), x: between.gpu(), weight: down, bias: None })
                 .unwrap();

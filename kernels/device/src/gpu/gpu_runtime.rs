@@ -367,6 +367,24 @@ fn error_name(driver: &DriverApi, code: DriverStatus) -> String {
     unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned()
 }
 
+/// Initialises the driver and returns the number of devices that it lists.
+fn count_devices(driver: &DriverApi) -> Result<usize, GpuError> {
+    // SAFETY: initialisation is the first call and may be repeated.
+    match unsafe { (driver.init)(0) } {
+        code::SUCCESS => {}
+        code::NO_DEVICE | code::INVALID_DEVICE => return Ok(0),
+        code => check(driver, code, "init")?,
+    }
+    let mut count = 0;
+    // SAFETY: the output pointer is valid for writes.
+    match unsafe { (driver.device_count)(&raw mut count) } {
+        code::SUCCESS => {}
+        code::NO_DEVICE | code::INVALID_DEVICE => return Ok(0),
+        code => check(driver, code, "device count")?,
+    }
+    Ok(count.max(0) as usize)
+}
+
 fn find_device(driver: &DriverApi, config: &GpuConfig) -> Result<c_int, GpuError> {
     let (requested, variables) = (config.device, config.visibility.clone());
     let none = |found: usize| {
@@ -376,21 +394,9 @@ fn find_device(driver: &DriverApi, config: &GpuConfig) -> Result<c_int, GpuError
         }
         GpuError::DeviceNotVisible { library, requested, found, variables: variables.clone() }
     };
-    // SAFETY: initialisation is the first call and may be repeated.
-    match unsafe { (driver.init)(0) } {
-        code::SUCCESS => {}
-        code::NO_DEVICE | code::INVALID_DEVICE => return Err(none(0)),
-        code => check(driver, code, "init")?,
-    }
-    let mut found = 0;
-    // SAFETY: the output pointer is valid for writes.
-    match unsafe { (driver.device_count)(&raw mut found) } {
-        code::SUCCESS => {}
-        code::NO_DEVICE | code::INVALID_DEVICE => return Err(none(0)),
-        code => check(driver, code, "device count")?,
-    }
-    if requested >= found.max(0) as usize {
-        return Err(none(found.max(0) as usize));
+    let found = count_devices(driver)?;
+    if requested >= found {
+        return Err(none(found));
     }
     let mut ordinal = 0;
     // SAFETY: the output pointer is valid for writes, and the index is less than the device count.

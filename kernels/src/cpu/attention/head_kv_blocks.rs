@@ -22,6 +22,8 @@ pub(super) struct HeadKvBlocks<'a> {
     pub(super) table: &'a [i32],
     pub(super) layer: usize,
     pub(super) head: usize,
+    /// First position that a query of the tile attends to. Blocks of earlier positions are not read.
+    pub(super) first: usize,
 }
 
 /// Number of channels (keys) or positions (values) that one step of the tile product covers: 2 in bf16, whose
@@ -35,9 +37,20 @@ pub(super) fn group_words(layout: &KvLayout) -> usize {
     HALF * layout.head_dim
 }
 
+/// Mask that selects the first bf16 of a pair in a 32-bit word; all supported targets are little-endian.
+pub(super) const fn first_of_pair_mask() -> u32 {
+    u32::from_ne_bytes([0xff, 0xff, 0, 0])
+}
+
 impl HeadKvBlocks<'_> {
     fn in_place(&self) -> bool {
         !self.fp8 && self.layout.block_tokens.is_multiple_of(HALF)
+    }
+
+    /// Returns the number of groups at the start of the key tile at `start` in which no query of the tile
+    /// attends to a key.
+    pub(super) fn hidden_groups(&self, start: usize) -> usize {
+        self.first.saturating_sub(start) / HALF
     }
 
     /// Returns the id of the KV block that contains position `position` of the row, and the offset of that
@@ -82,13 +95,13 @@ impl HeadKvBlocks<'_> {
 
     /// Returns the address of the keys at positions `[position, position + 16)`, of which the first `count`
     /// exist, in the operand layout of the tile product. Keys that cannot be read in place in the KV pool are
-    /// first copied to `copy`.
+    /// first copied to `copy`. Keys before the first position are undefined.
     pub(super) fn keys(&self, position: usize, count: usize, copy: &mut [u32]) -> *const u8 {
         if self.in_place() {
             return self.keys_of(position);
         }
         if self.fp8 {
-            for i in 0..count {
+            for i in self.first.saturating_sub(position)..count {
                 let (block, t) = self.locate(position + i);
                 let tile = self.layout.key_tile(self.layer, block, self.head);
                 for step in 0..self.layout.head_dim / per_step(self.layout) {
@@ -101,7 +114,7 @@ impl HeadKvBlocks<'_> {
         }
         let stride = self.layout.block_tokens * self.column();
         let steps = self.layout.head_dim / per_step(self.layout);
-        for i in 0..count {
+        for i in self.first.saturating_sub(position)..count {
             let from = self.keys_of(position + i);
             for step in 0..steps {
                 // SAFETY: the position has a block in the pool, as `AttentionMetadata::check` verified.
@@ -114,33 +127,36 @@ impl HeadKvBlocks<'_> {
 
     /// Returns the address of the values at positions `[position, position + 16)`, of which the first `count`
     /// exist, in the operand layout of the tile product. Values that cannot be read in place in the KV pool
-    /// are first copied to `copy`.
+    /// are first copied to `copy`, and so are those of a group that begins before the first position: values
+    /// of earlier positions are zero, because zero probabilities do not cancel infinities and NaN.
     pub(super) fn values(&self, position: usize, count: usize, copy: &mut [u32]) -> *const u8 {
-        if self.in_place() {
+        if self.in_place() && position >= self.first {
             return self.values_of(position);
         }
-        let dim = self.layout.head_dim;
-        let per_step = per_step(self.layout);
-        if self.fp8 {
-            for step in 0..count.div_ceil(per_step) {
-                let (block, t) = self.locate(position + step * per_step);
-                let tile = self.layout.value_tile(self.layer, block, self.head);
-                for d in 0..dim {
-                    self.put(copy, step * dim + d, self.fp8_word(tile + t * dim + d, dim));
-                }
-            }
-            return copy.as_ptr().cast();
-        }
-        for step in 0..count.div_ceil(per_step) {
-            let from = self.values_of(position + step * per_step);
+        let (dim, per_step) = (self.layout.head_dim, per_step(self.layout));
+        let hidden = self.first.saturating_sub(position);
+        copy[..(hidden / per_step * dim * self.column()).div_ceil(4)].fill(0);
+        for step in hidden / per_step..count.div_ceil(per_step) {
+            // Blocks have an even number of positions, so a pair is in one block.
+            let position = position + step * per_step;
+            let mask = if position < self.first { !first_of_pair_mask() } else { u32::MAX };
             for d in 0..dim {
-                // SAFETY: the position has a block in the pool, as `AttentionMetadata::check` verified;
-                // blocks have an even number of positions, so a pair is in one block.
-                let word = unsafe { self.read(from.add(d * self.column())) };
-                self.put(copy, step * dim + d, word);
+                self.put(copy, step * dim + d, self.value_word(position, d) & mask);
             }
         }
         copy.as_ptr().cast()
+    }
+
+    /// Returns the bits of channel `d` of the value at `position`; in bf16, those of the values at `position`
+    /// and `position + 1`.
+    fn value_word(&self, position: usize, d: usize) -> u32 {
+        if self.fp8 {
+            let (block, t) = self.locate(position);
+            let tile = self.layout.value_tile(self.layer, block, self.head);
+            return self.fp8_word(tile + t * self.layout.head_dim + d, self.layout.head_dim);
+        }
+        // SAFETY: the position has a block in the pool, as `AttentionMetadata::check` verified.
+        unsafe { self.read(self.values_of(position).add(d * self.column())) }
     }
 
     /// Reads one column of a step (one f32, one f16, or a pair of bf16) from the KV pool.

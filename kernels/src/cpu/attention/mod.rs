@@ -2,7 +2,7 @@
 //!
 //! Keys are read in tiles of 64 positions that begin at multiples of 64, and partial results are merged at
 //! tile boundaries only. The causal mask sets the probability of keys after the position of a query to zero,
-//! so these keys add nothing. Therefore the result of a query never depends on its prefill chunk or on other
+//! so these keys add nothing. A sliding window does the same for the keys before it. Therefore the result of a query never depends on its prefill chunk or on other
 //! rows. Scores, maxima, sums and outputs are f32; probabilities are rounded to the activation type before
 //! they are multiplied by the values, and summed after the rounding.
 //!
@@ -83,7 +83,7 @@ impl CpuKernel for PagedAttention<'_> {
     fn run(self, cpu: &CpuBackend) -> Result<(), DeviceError> {
         self.check()?;
         let Self { mut o, pool: kv, layout, args } = self;
-        args.rows.check(args.q.rows(), layout.blocks, layout.block_tokens)?;
+        args.rows.check(args.q.rows(), layout.blocks, layout.block_tokens, args.keys)?;
         let group = args.heads / layout.kv_heads;
         let fp8 = layout.dtype == DType::F8E4M3;
         let layout = KvLayout { dtype: args.q.dtype(), ..*layout };
@@ -125,14 +125,15 @@ impl<T> CpuAttentionArgs<'_, T> {
         QueryTile { row, head, first, pairs: TILE_ROWS.min(pairs - first) }
     }
 
-    /// Returns the number of multiplications for the attention scores of the launch; below
+    /// Returns the number of multiplications for the attention scores of the launch, at most; below
     /// `MIN_MULTIPLICATIONS` the launch is single-threaded.
     fn multiplications(&self) -> usize {
         let rows = 0..self.args.rows.len();
         let keys: usize = rows
             .map(|r| {
                 let (from, to) = self.args.rows.tokens(r);
-                (to - from) * self.args.rows.context(r)
+                let window = self.args.keys.window.unwrap_or(usize::MAX);
+                (to - from) * self.args.rows.context(r).min(window)
             })
             .sum();
         keys * self.args.heads * self.layout.head_dim

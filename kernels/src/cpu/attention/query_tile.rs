@@ -6,7 +6,7 @@ use super::super::matmul_tile::{
     CachePrefetch, HALF, OperandSegment, TILE_COLUMNS, TILE_ROWS, TileOperands, column_bytes,
 };
 use super::super::row_kernel::{RowConversion, dispatch};
-use super::head_kv_blocks::{HeadKvBlocks, group_words, per_step};
+use super::head_kv_blocks::{HeadKvBlocks, first_of_pair_mask, group_words, per_step};
 use super::softmax::{KeyTileSoftmax, OutputNormalization, RunningSoftmax, softmax_key_tile};
 use super::{CpuAttentionArgs, KEY_TILE};
 use crate::KvLayout;
@@ -79,14 +79,13 @@ impl QueryTile {
             table: call.args.rows.table(self.row),
             layer: call.args.layer,
             head: self.head,
+            first: self.first_key(call, 0),
         };
         self.begin(call, s);
         let visible_keys = self.visible(call, self.pairs - 1);
-        for start in (0..visible_keys).step_by(KEY_TILE) {
+        for start in (blocks.first / KEY_TILE * KEY_TILE..visible_keys).step_by(KEY_TILE) {
             let keys = KEY_TILE.min(visible_keys - start);
             self.score(call, s, &blocks, start, keys);
-            let masked = call.args.first_position.saturating_sub(start).min(KEY_TILE);
-            s.scores.iter_mut().for_each(|scores| scores[..masked].fill(f32::NEG_INFINITY));
             self.compute_probabilities(call, s, start);
             self.accumulate_values(call, s, &blocks, start, keys);
         }
@@ -109,6 +108,11 @@ impl QueryTile {
         call.args.rows.context(self.row) - (to - 1 - token)
     }
 
+    /// Returns the first key that pair `i` of the tile attends to. It does not decrease with `i`.
+    fn first_key<T>(&self, call: &CpuAttentionArgs<'_, T>, i: usize) -> usize {
+        call.args.keys.first_key(self.visible(call, i) - 1)
+    }
+
     fn begin<T: FloatElement>(&self, call: &CpuAttentionArgs<'_, T>, s: &mut TileScratch<T>) {
         let dim = call.layout.head_dim;
         for (i, q) in s.q.chunks_exact_mut(dim).enumerate().take(self.pairs) {
@@ -120,7 +124,8 @@ impl QueryTile {
         s.running = [RunningSoftmax::EMPTY; TILE_ROWS];
     }
 
-    /// Computes `scores = q kᵀ` for the keys at positions `[start, start + keys)`.
+    /// Computes `scores = q kᵀ` for the keys at positions `[start, start + keys)`. Scores of groups before the
+    /// first key of the tile are not computed.
     fn score<T: FloatElement>(
         &self,
         call: &CpuAttentionArgs<'_, T>,
@@ -130,19 +135,13 @@ impl QueryTile {
         keys: usize,
     ) {
         let dim = call.layout.head_dim;
-        for from in (0..keys).step_by(TILE_COLUMNS) {
-            let [low_copy, high_copy, ..] = &mut s.copies;
-            let count = keys - from;
-            let low = blocks.keys(start + from, count.min(HALF), low_copy);
-            let high = if count > HALF {
-                blocks.keys(start + from + HALF, (count - HALF).min(HALF), high_copy)
-            } else {
-                low // No such keys: computed twice and ignored.
-            };
+        let hidden = blocks.hidden_groups(start) * HALF / TILE_COLUMNS * TILE_COLUMNS;
+        for from in (hidden..keys).step_by(TILE_COLUMNS) {
+            let groups = key_groups(&mut s.copies, blocks, start + from, keys - from);
             let operands = TileOperands {
                 a: s.q.as_ptr().cast(),
                 a_stride: dim * T::MatmulOperand::DTYPE.bytes(),
-                b: &[OperandSegment { start: [low, high], steps: dim / per_step(&call.layout) }],
+                b: &[OperandSegment { start: groups, steps: dim / per_step(&call.layout) }],
                 b_stride: blocks.key_stride(),
                 c: s.scores.as_mut_ptr().cast::<f32>().wrapping_add(from),
                 c_stride: KEY_TILE,
@@ -162,9 +161,10 @@ impl QueryTile {
         s: &mut TileScratch<T>,
         start: usize,
     ) {
-        let mut visible = [0; TILE_ROWS];
-        for (i, visible) in visible.iter_mut().enumerate().take(self.pairs) {
-            *visible = self.visible(call, i).saturating_sub(start).min(KEY_TILE);
+        let (mut visible, mut hidden) = ([0; TILE_ROWS], [0; TILE_ROWS]);
+        for i in 0..self.pairs {
+            visible[i] = self.visible(call, i).saturating_sub(start).min(KEY_TILE);
+            hidden[i] = self.first_key(call, i).saturating_sub(start).min(KEY_TILE);
         }
         softmax_key_tile(
             call.isa,
@@ -175,12 +175,14 @@ impl QueryTile {
                 out: &mut s.out,
                 out_stride: out_stride(call.layout.head_dim),
                 visible: &visible,
+                hidden: &hidden,
                 scale: call.args.scale,
             },
         );
     }
 
-    /// Computes `out += probabilities · values` for the keys at positions `[start, start + keys)`.
+    /// Computes `out += probabilities · values` for the keys at positions `[start, start + keys)`, without the
+    /// groups before the first key of the tile.
     fn accumulate_values<T: FloatElement>(
         &self,
         call: &CpuAttentionArgs<'_, T>,
@@ -192,6 +194,7 @@ impl QueryTile {
         let dim = call.layout.head_dim;
         let (segments, count) = value_segments(s, blocks, start, keys);
         let bytes = column_bytes(call.layout.dtype);
+        let hidden = blocks.hidden_groups(start) * HALF;
         for channel in (0..dim).step_by(TILE_COLUMNS) {
             // If the head size is an odd multiple of 16 (16, 48, ..), the last 16 channels are computed
             // twice; the second result is written to the padding of `out`.
@@ -201,7 +204,7 @@ impl QueryTile {
                 steps,
             });
             let operands = TileOperands {
-                a: s.probabilities.as_ptr().cast(),
+                a: s.probabilities.as_ptr().cast::<T::MatmulOperand>().wrapping_add(hidden).cast(),
                 a_stride: KEY_TILE * T::MatmulOperand::DTYPE.bytes(),
                 b: &b[..count],
                 b_stride: blocks.value_stride(),
@@ -223,13 +226,35 @@ impl QueryTile {
             let (token, head) = self.pair(call, i);
             // SAFETY: each (token, query head) pair belongs to one tile.
             let y = unsafe { call.out.part(token, head * dim, dim) };
-            dispatch(call.isa, OutputNormalization { y, out, sum: running.sum });
+            let sink = call.args.sinks.map(|sinks| sinks.row::<f32>(0)[head]);
+            let RunningSoftmax { max, sum } = *running;
+            dispatch(call.isa, OutputNormalization { y, out, sum, max, sink });
         }
     }
 }
 
+/// Returns the addresses of two groups of 16 keys from `position` on, of which the first `count` keys exist.
+/// Keys that cannot be read in place in the KV pool are first copied to `copies`. A group without keys to
+/// attend to is replaced by the other group; its scores are masked.
+#[inline]
+fn key_groups(
+    copies: &mut [Vec<u32>; GROUPS],
+    blocks: &HeadKvBlocks<'_>,
+    position: usize,
+    count: usize,
+) -> [*const u8; 2] {
+    let [low_copy, high_copy, ..] = copies;
+    let mut high_keys = || blocks.keys(position + HALF, (count - HALF).min(HALF), high_copy);
+    if blocks.hidden_groups(position) > 0 {
+        return [high_keys(); 2];
+    }
+    let low = blocks.keys(position, count.min(HALF), low_copy);
+    [low, if count > HALF { high_keys() } else { low }]
+}
+
 /// Returns the segments (address and number of steps) of the values at the positions of a key tile, and the
-/// number of segments: one per group of 16 positions, and one for a copied last pair.
+/// number of segments: one per group of 16 positions from the group of the first key on, and one for a copied
+/// last pair.
 ///
 /// If the number of positions is odd, the second position of the last bf16 pair was never written by this
 /// request. It may contain infinities that an earlier request left, and infinity times a zero probability is
@@ -242,10 +267,11 @@ fn value_segments<T: FloatElement>(
 ) -> ([(*const u8, usize); GROUPS + 1], usize) {
     let per_step = per_step(blocks.layout);
     let mut segments = [(std::ptr::null(), 0); GROUPS + 1];
-    let groups = keys.div_ceil(HALF);
-    for (g, segment) in segments.iter_mut().enumerate().take(groups) {
+    let hidden = blocks.hidden_groups(start);
+    let groups = keys.div_ceil(HALF) - hidden;
+    for ((g, segment), copy) in (hidden..).zip(&mut segments).zip(&mut s.copies).take(groups) {
         let count = HALF.min(keys - g * HALF);
-        *segment = (blocks.values(start + g * HALF, count, &mut s.copies[g]), count / per_step);
+        *segment = (blocks.values(start + g * HALF, count, copy), count / per_step);
     }
     if keys.is_multiple_of(per_step) {
         return (segments, groups);
@@ -258,9 +284,4 @@ fn value_segments<T: FloatElement>(
     }
     segments[groups] = (s.last.as_ptr().cast(), 1);
     (segments, groups + 1)
-}
-
-/// Mask that selects the first bf16 of a pair in a 32-bit word; all supported targets are little-endian.
-const fn first_of_pair_mask() -> u32 {
-    u32::from_ne_bytes([0xff, 0xff, 0, 0])
 }

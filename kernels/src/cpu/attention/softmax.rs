@@ -29,6 +29,9 @@ pub(super) struct KeyTileSoftmax<'a, T: FloatElement> {
     /// Number of keys of the key tile that each query attends to: the keys at or before the position of the
     /// query.
     pub(super) visible: &'a [usize],
+    /// Number of keys at the start of the key tile that each query does not attend to, because they are
+    /// before its window.
+    pub(super) hidden: &'a [usize],
     pub(super) scale: f32,
 }
 
@@ -37,15 +40,16 @@ impl<T: FloatElement> RowKernel for KeyTileSoftmax<'_, T> {
     fn run(self) {
         let outs = self.out.chunks_exact_mut(self.out_stride);
         let rows = self.scores.iter().zip(self.probabilities).zip(self.running).zip(outs);
-        for ((((scores, probabilities), running), out), &visible) in rows.zip(self.visible) {
-            if visible == 0 {
+        let bounds = self.hidden.iter().zip(self.visible);
+        for ((((scores, probabilities), running), out), (&hidden, &visible)) in rows.zip(bounds) {
+            if visible <= hidden {
                 *probabilities = [T::MatmulOperand::store(0.0); KEY_TILE];
                 continue;
             }
             let mut masked = [0.0f32; KEY_TILE];
             for j in 0..KEY_TILE {
                 let score = scores[j] * self.scale;
-                masked[j] = if j < visible { score } else { f32::NEG_INFINITY };
+                masked[j] = if j >= hidden && j < visible { score } else { f32::NEG_INFINITY };
             }
             let max = largest(&masked).max(running.max);
             let mut weights = [0.0f32; KEY_TILE];
@@ -76,18 +80,32 @@ pub(super) fn softmax_key_tile<T: FloatElement>(isa: CpuIsa, tile: KeyTileSoftma
     }
 }
 
-/// Row kernel: divides an output by its softmax sum, `y = out / sum`.
+/// Row kernel: divides an output by its softmax sum, `y = out / sum`. With a sink of score `s`, the sum is
+/// extended by `exp(s − max)`; both are scaled to the maximum of `max` and `s`, so that neither overflows.
 pub(super) struct OutputNormalization<'a, T> {
     pub(super) y: &'a mut [T],
     pub(super) out: &'a [f32],
     pub(super) sum: f32,
+    /// Maximum score, to which `out` and `sum` are scaled.
+    pub(super) max: f32,
+    /// Score of the sink.
+    pub(super) sink: Option<f32>,
 }
 
 impl<T: FloatElement> RowKernel for OutputNormalization<'_, T> {
     #[inline(always)]
     fn run(self) {
+        let Some(sink) = self.sink else {
+            for (y, o) in self.y.iter_mut().zip(self.out) {
+                *y = T::store(o / self.sum);
+            }
+            return;
+        };
+        let max = self.max.max(sink);
+        let rescale = exp(self.max - max);
+        let sum = self.sum * rescale + exp(sink - max);
         for (y, o) in self.y.iter_mut().zip(self.out) {
-            *y = T::store(o / self.sum);
+            *y = T::store(o * rescale / sum);
         }
     }
 }

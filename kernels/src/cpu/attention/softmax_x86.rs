@@ -13,6 +13,8 @@ use std::arch::x86_64::{
     _mm512_sub_ps,
 };
 
+use std::ops::Range;
+
 use device::{DType, FloatElement};
 
 use super::KEY_TILE;
@@ -26,12 +28,13 @@ const VECTORS: usize = KEY_TILE / LANES;
 pub(super) fn run<T: FloatElement>(tile: KeyTileSoftmax<'_, T>) {
     let outs = tile.out.chunks_exact_mut(tile.out_stride);
     let rows = tile.scores.iter().zip(tile.probabilities).zip(tile.running).zip(outs);
-    for ((((scores, probabilities), running), out), &visible) in rows.zip(tile.visible) {
-        if visible == 0 {
+    let bounds = tile.hidden.iter().zip(tile.visible);
+    for ((((scores, probabilities), running), out), (&hidden, &visible)) in rows.zip(bounds) {
+        if visible <= hidden {
             *probabilities = [T::MatmulOperand::store(0.0); KEY_TILE];
             continue;
         }
-        let masked = mask(scores, visible, tile.scale);
+        let masked = mask(scores, hidden..visible, tile.scale);
         let [a, b, c, d] = masked;
         let largest = _mm512_reduce_max_ps(_mm512_max_ps(_mm512_max_ps(a, b), _mm512_max_ps(c, d)));
         let max = largest.max(running.max);
@@ -50,14 +53,15 @@ pub(super) fn run<T: FloatElement>(tile: KeyTileSoftmax<'_, T>) {
     }
 }
 
-/// Returns the scores times `scale`. Keys from index `visible` on are masked with −∞.
+/// Returns the scores times `scale`. Keys outside `visible` are masked with −∞.
 #[inline]
 #[target_feature(enable = "avx512f")]
-fn mask(scores: &[f32; KEY_TILE], visible: usize, scale: f32) -> [__m512; VECTORS] {
+fn mask(scores: &[f32; KEY_TILE], visible: Range<usize>, scale: f32) -> [__m512; VECTORS] {
     let mut masked = [_mm512_set1_ps(f32::NEG_INFINITY); VECTORS];
     for (i, masked) in masked.iter_mut().enumerate() {
-        let lanes = visible.saturating_sub(i * LANES).min(LANES);
-        let visible_lanes = ((1u32 << lanes) - 1) as __mmask16;
+        let [hidden, seen] = [visible.start, visible.end]
+            .map(|end| (1u32 << end.saturating_sub(i * LANES).min(LANES)) - 1);
+        let visible_lanes = (seen & !hidden) as __mmask16;
         // SAFETY: reads 16 scores from index `16 i` on; `scores` has 64.
         let x = unsafe { _mm512_loadu_ps(scores.as_ptr().add(i * LANES)) };
         *masked = _mm512_mask_mul_ps(*masked, visible_lanes, x, _mm512_set1_ps(scale));

@@ -64,7 +64,7 @@ impl CpuBackend {
                 let (c, key) = args.kv.row::<T>(t).split_at(layout.kv_lora_rank);
                 dispatch(
                     isa,
-                    RmsNormRow { y: compressed_kv, x: c, w: args.norm.row(0), eps: args.eps },
+                    RmsNormRow { y: compressed_kv, x: c, w: args.norm.row::<T>(0), eps: args.eps },
                 );
                 rope_key.copy_from_slice(key);
                 dispatch(isa, InterleavedRope { x: rope_key, cos, sin });

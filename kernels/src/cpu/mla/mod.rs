@@ -14,7 +14,7 @@ use device::{Buffer, DeviceError, MatMut, check_size};
 
 use super::backend::for_float;
 use crate::cpu::CpuBackend;
-use crate::{CpuKernel, MlaAttention, MlaAttentionArgs, MlaKvLayout};
+use crate::{AttentionKeyRange, CpuKernel, MlaAttention, MlaAttentionArgs, MlaKvLayout};
 
 const KERNEL: &str = "mla_attention";
 /// Maximum number of tokens of a row that uses absorbed MLA, in 16-bit types. By multiplications alone both
@@ -117,7 +117,8 @@ fn check(
         let (what, index, limit) = ("layer", args.layer as i64, layout.layers);
         return Err(DeviceError::Index { kernel: KERNEL, what, index, limit });
     }
-    args.rows.check(args.q.rows(), layout.blocks, layout.block_tokens)?;
+    let keys = AttentionKeyRange { first_position: args.first_position, window: None };
+    args.rows.check(args.q.rows(), layout.blocks, layout.block_tokens, keys)?;
     for row in (0..args.rows.len()).filter(|&row| !args.rows.is_padding(row)) {
         let (from, to) = args.rows.tokens(row);
         let first_query = args.rows.context(row) - (to - from);

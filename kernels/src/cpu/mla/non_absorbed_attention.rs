@@ -8,8 +8,8 @@ use device::{DeviceDriver, DeviceError, FloatElement, MatMut, MatRef};
 use super::CpuMlaArgs;
 use crate::cpu::CpuBackend;
 use crate::{
-    AttentionMetadata, BatchUpperBounds, KvLayout, KvTileOrder, Linear, PagedAttention,
-    PagedAttentionArgs, QkNormRopeArgs, QkNormRopeKvWrite, RopeCosSin,
+    AttentionKeyRange, AttentionMetadata, BatchUpperBounds, KvLayout, KvTileOrder, Linear,
+    PagedAttention, PagedAttentionArgs, QkNormRopeArgs, QkNormRopeKvWrite, RopeCosSin,
 };
 
 /// Maximum size of the temporary KV pool in bytes, which limits how many heads are up-projected at a time. A
@@ -70,11 +70,7 @@ impl CpuBackend {
                     to[at..at + n].copy_from_slice(from);
                 }
             }
-            let table = call.args.rows.table(row);
-            for (position, to) in all.chunks_exact_mut(width).enumerate() {
-                let rope_key = &call.row::<T>(table, position)[rank..];
-                to[i * dim + call.nope_dim..][..rope_key.len()].copy_from_slice(rope_key);
-            }
+            copy_rope_keys(call, row, &mut all, width, i * dim + call.nope_dim);
         }
         Ok(all)
     }
@@ -151,7 +147,8 @@ impl CpuBackend {
             heads: count,
             layer: 0,
             scale: call.args.scale,
-            first_position: 0,
+            keys: AttentionKeyRange::default(),
+            sinks: None,
         };
         let mut out = vec![T::store(0.0); tokens * count * dim];
         self.run(PagedAttention {
@@ -168,6 +165,22 @@ impl CpuBackend {
             }
         }
         Ok(())
+    }
+}
+
+/// Copies the key channels with RoPE, which all heads share, of every visible position of a row to the rows
+/// of `kv [context, width]`, from column `column` on.
+fn copy_rope_keys<T: FloatElement>(
+    call: &CpuMlaArgs<'_, '_>,
+    row: usize,
+    kv: &mut [T],
+    width: usize,
+    column: usize,
+) {
+    let table = call.args.rows.table(row);
+    for (position, to) in kv.chunks_exact_mut(width).enumerate() {
+        let rope_key = &call.row::<T>(table, position)[call.layout.kv_lora_rank..];
+        to[column..][..rope_key.len()].copy_from_slice(rope_key);
     }
 }
 

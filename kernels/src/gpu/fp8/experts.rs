@@ -75,7 +75,8 @@ impl GpuBackend {
             let (what, got) = ("input features of the small-M GEMM", k);
             return Err(DeviceError::Shape { kernel: KERNEL, what, got, expected: 0 }); // See `choose_kernel`.
         };
-        let defines = [("GATED", u32::from(first)), ("TILES", strips as u32)];
+        let [gated, gate, alpha, limit] = call.gate_defines(first);
+        let defines = [gated, gate, alpha, limit, ("TILES", strips as u32)];
         let kernel = self.kernel(&EXPERTS, "moe_fp8_gemm_small_m", &defines)?;
         let strip_rows = self.strip_rows();
         let (outputs, width) =
@@ -100,7 +101,8 @@ impl GpuBackend {
         let scaling = group_scales(group)?.activation_scaling;
         let grid = RowQuantizationScheme { channels: false, scaling };
         self.quantize_rows(s, call.quantized, x, x.rows(), grid)?;
-        let defines = [("GATED", u32::from(first)), ("TILES", 0)];
+        let [gated, gate, alpha, limit] = call.gate_defines(first);
+        let defines = [gated, gate, alpha, limit, ("TILES", 0)];
         let kernel = self.kernel(&EXPERTS, "moe_fp8_grouped_gemm", &defines)?;
         let blocks = group.n().div_ceil(TILE_ROWS);
         let grid = [blocks as u32, call.max_segments() as u32, 1];

@@ -157,10 +157,9 @@ impl GpuBackend {
     ) -> Result<(), DeviceError> {
         let RowQuantizationScheme { channels, scaling } = row_scales;
         let defines = [("CHANNELS", u32::from(channels)), ("SCALING", scaling.define())];
-        let symbol = match scaling {
-            ActivationScaling::Static(_) => "fp8_quantize_rows_static",
-            ActivationScaling::Dynamic | ActivationScaling::PowerOfTwo => "fp8_quantize_rows",
-        };
+        let static_scale = scaling.static_scale();
+        let symbol =
+            if static_scale.is_some() { "fp8_quantize_rows_static" } else { "fp8_quantize_rows" };
         let kernel = self.kernel(&QUANTIZE, symbol, &defines)?;
         let mut launch = KernelLaunch::new(kernel, [padded as u32, 1, 1], THREADS, 0)
             .arg_ptr(to)
@@ -170,7 +169,7 @@ impl GpuBackend {
             .u32(x.cols() as u32)
             .u32(x.stride() as u32)
             .u32(padded as u32);
-        if let ActivationScaling::Static(scale) = scaling {
+        if let Some(scale) = static_scale {
             launch = launch.f32(scale);
         }
         // SAFETY: scratch memory has these sizes; the caller checked the shapes.

@@ -8,6 +8,7 @@ use device::{DType, DeviceError, DeviceStream, MatMut, MatRef};
 use super::super::gemm::GemmInputRows;
 use super::gemm_small_m_shape::{COMPUTE_WARPS, Fp8SmallMProblem, SLAB, StripsPerPass};
 use super::{BLOCK, GEMM_SMALL_M, KERNEL, QUANTIZE, THREADS, weight_scales};
+use crate::gate_activation::gated_product_defines;
 use crate::gpu::GpuBackend;
 use crate::{FusedLinear, LinearFusion, PackedMatrix, PackedScales, PrefetchHint};
 
@@ -86,11 +87,7 @@ impl GpuBackend {
         if !self.streams_weights(w.k()) {
             return self.small_m_from_memory(s, FusedLinear { y, x, weight: w, fusion });
         }
-        let normed = fusion.norm.is_none() || w.k() <= NORMED_COLUMNS;
-        let prepares_in_kernel = x.rows() <= IN_KERNEL_PREPARED_ROWS
-            && normed
-            && x.rows() * w.k() * 2 <= self.in_kernel_prepared_bytes();
-        if prepares_in_kernel {
+        if self.prepares_in_kernel(x.rows(), w.k(), fusion) {
             return self.small_m_streamed(s, y, Fp8SmallMRows::unprepared(x), w, fusion);
         }
         let padded_bytes = |bytes: usize| bytes.next_multiple_of(256);
@@ -108,6 +105,12 @@ impl GpuBackend {
         self.scale_rows_to_f16(s, out, factors, from, x.cols())?;
         let rows = Fp8SmallMRows { x: out, factors, rows: count, stride: x.cols() };
         self.small_m_streamed(s, y, rows, w, &LinearFusion { norm: None, ..*fusion })
+    }
+
+    /// Whether every block prepares (normalises and scales) the `rows` rows of x, of `k` columns, itself.
+    fn prepares_in_kernel(&self, rows: usize, k: usize, fusion: &LinearFusion<'_>) -> bool {
+        let normed = fusion.norm.is_none() || k <= NORMED_COLUMNS;
+        rows <= IN_KERNEL_PREPARED_ROWS && normed && rows * k * 2 <= self.in_kernel_prepared_bytes()
     }
 
     /// Returns the maximum size of x, in bytes, that every block prepares itself; it is limited by shared
@@ -146,7 +149,7 @@ impl GpuBackend {
         fusion: &LinearFusion<'_>,
     ) -> Result<(), DeviceError> {
         let scales = weight_scales(w)?;
-        let (gated, channels) = (fusion.silu_mul, scales.rows == 1);
+        let (gated, channels) = (fusion.gate.is_some(), scales.rows == 1);
         let problem = Fp8SmallMProblem { rows: rows.rows, n: w.n(), k: w.k(), gated, channels };
         let limits = self.launch_limits();
         let prepared = !rows.factors.is_null();
@@ -156,10 +159,14 @@ impl GpuBackend {
             got: limits.shared_bytes,
             expected: problem.bytes(StripsPerPass { strips: 1, strips_per_block: 1 }, prepared, 1),
         })?;
+        let [is_gated, gate, alpha, limit] = gated_product_defines(fusion.gate);
         let defines = [
             ("OUT_F32", self.act_f32(KERNEL, y.dtype())?),
             ("NORM", u32::from(fusion.norm.is_some())),
-            ("GATED", u32::from(gated)),
+            is_gated,
+            gate,
+            alpha,
+            limit,
             ("RESIDUAL", u32::from(fusion.add)),
             ("CHANNELS", u32::from(channels)),
             ("STREAM", 1),
@@ -190,15 +197,15 @@ impl GpuBackend {
         fusion: &LinearFusion<'_>,
     ) -> KernelLaunch {
         let next = fusion.prefetch.filter(|next| self.streams_weights(next.weight.k()));
-        let shape = next.and_then(|PrefetchHint { weight, silu_mul: gated }| {
+        let shape = next.and_then(|PrefetchHint { weight, gated }| {
             let channels = weight.scales()?.rows == 1;
             let problem = Fp8SmallMProblem { rows, n: weight.n(), k: weight.k(), gated, channels };
             problem.choose_launch(rows > IN_KERNEL_PREPARED_ROWS, self.launch_limits())
         });
-        let Some((PrefetchHint { weight, silu_mul }, shape)) = next.zip(shape) else {
+        let Some((PrefetchHint { weight, gated }, shape)) = next.zip(shape) else {
             return [0; 6].into_iter().fold(launch.arg_ptr(std::ptr::null()), KernelLaunch::u32);
         };
-        let halves = if silu_mul { 2 } else { 1 };
+        let halves = if gated { 2 } else { 1 };
         let bytes =
             if all_slabs_resident { IDLE_PREFETCH_BYTES } else { PREFETCH_BYTES }.min(weight.k());
         let counts = [weight.n() / halves, halves, weight.k(), shape.strips, shape.blocks, bytes];
@@ -217,10 +224,14 @@ impl GpuBackend {
             let (what, got) = ("rows of x", x.rows());
             return Err(DeviceError::Shape { kernel: KERNEL, what, got, expected: MAX_ROWS });
         };
+        let [is_gated, gate, alpha, limit] = gated_product_defines(fusion.gate);
         let defines = [
             ("OUT_F32", self.act_f32(KERNEL, y.dtype())?),
             ("NORM", u32::from(fusion.norm.is_some())),
-            ("GATED", u32::from(fusion.silu_mul)),
+            is_gated,
+            gate,
+            alpha,
+            limit,
             ("RESIDUAL", u32::from(fusion.add)),
             ("CHANNELS", u32::from(scales.rows == 1)),
             ("TILES", strips as u32),
@@ -228,7 +239,7 @@ impl GpuBackend {
         let kernel = self.kernel(&GEMM_SMALL_M, "fp8_gemm_small_m", &defines)?;
         let strip_rows = self.strip_rows();
         let (outputs, width) =
-            if fusion.silu_mul { (w.n() / 2, strip_rows / 2) } else { (w.n(), strip_rows) };
+            if fusion.gate.is_some() { (w.n() / 2, strip_rows / 2) } else { (w.n(), strip_rows) };
         let blocks = outputs.div_ceil(strips * width);
         let launch = KernelLaunch::new(kernel, [blocks as u32, 1, 1], THREADS, shared_bytes as u32);
         let rows = Fp8SmallMRows::unprepared(x);

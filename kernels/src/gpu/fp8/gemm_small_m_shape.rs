@@ -20,7 +20,7 @@ const FIXED_BYTES: usize = 34 * 8 + (2 * COMPUTE_WARPS + 1) * 16 * 4;
 /// once.
 const RESIDENT_X_BYTES: usize = 40 << 10;
 
-/// Sizes of an fp8 small-M GEMM. `gated`: the output is `silu(gate) · up`; `channels`: one weight scale per
+/// Sizes of an fp8 small-M GEMM. `gated`: the output is the activation of gate and up; `channels`: one weight scale per
 /// output instead of block scales.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Fp8SmallMProblem {

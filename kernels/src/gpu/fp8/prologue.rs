@@ -1,4 +1,4 @@
-//! fp8 GEMM for many rows with a fused prologue: the preceding op (norm or `silu_mul`) quantises its own
+//! fp8 GEMM for many rows with a fused prologue: the preceding op (norm or gated activation) quantises its own
 //! output to fp8, so that no 16-bit output is written to memory and read again.
 
 use device::{DType, DeviceError, DeviceStream, MatMut, check_dtype, check_size};
@@ -7,6 +7,7 @@ use super::super::gemm::check_16_byte_rows;
 use super::gemm::QuantizedLinear;
 use super::{BLOCK, KERNEL};
 use crate::gpu::GpuBackend;
+use crate::op::check_norm_dtype;
 use crate::{
     ActivationScaling, GpuKernel, LinearPrologue, PackedMatrix, PackedScales, PrologueLinear,
 };
@@ -18,11 +19,13 @@ impl GpuBackend {
     /// Whether [`PrologueLinear`](crate::PrologueLinear) supports `rows` rows of type `dtype` and weights
     /// `w`.
     pub(crate) fn fuses_fp8_prologue(&self, rows: usize, dtype: DType, w: &PackedMatrix) -> bool {
-        let is_static = |scales: &PackedScales| {
-            matches!(scales.activation_scaling, ActivationScaling::Static(_))
+        // The preceding op knows the largest magnitude of a block of columns, but not of a whole row: it can
+        // compute block scales, or use a static scale.
+        let fuses = |scales: &PackedScales| match scales.activation_scaling {
+            ActivationScaling::Static(_) => scales.rows == 1,
+            ActivationScaling::Dynamic | ActivationScaling::PowerOfTwo => scales.rows > 1,
         };
-        let has_blocks = |scales: &PackedScales| scales.rows > 1 && !is_static(scales);
-        let blocks = w.scales().is_some_and(has_blocks) && w.k().is_multiple_of(BLOCK);
+        let blocks = w.scales().is_some_and(fuses) && w.k().is_multiple_of(BLOCK);
         let is_large_m =
             rows > 0 && dtype == self.half_dtype() && !self.fits_fp8_small_m(rows, dtype, w);
         blocks && is_large_m && w.k() <= NORMED_COLUMNS
@@ -42,7 +45,9 @@ impl GpuKernel for PrologueLinear<'_> {
             LinearPrologue::AddNorm { x, delta, norm, eps } => {
                 gpu.add_norm_fp8(s, &to, x, delta, norm, eps)?;
             }
-            LinearPrologue::SiluMul(x) => gpu.silu_mul_fp8(s, &to, x)?,
+            LinearPrologue::Gated { x, activation } => {
+                gpu.gated_activation_fp8(s, &to, x, activation)?;
+            }
         }
         gpu.fp8_gemm_quantized(s, QuantizedLinear { y, x: &to, w, bias })
     }
@@ -61,9 +66,11 @@ fn check(
             check_size(KERNEL, "rows of the addend", delta.rows(), x.rows())?;
             check_size(KERNEL, "inputs", x.cols(), w.k())?;
             check_size(KERNEL, "norm", norm.cols(), w.k())?;
-            vec![x.as_ref(), *delta, *norm]
+            check_norm_dtype(KERNEL, "norm", norm.dtype(), half)?;
+            check_16_byte_rows(*norm)?;
+            vec![x.as_ref(), *delta]
         }
-        LinearPrologue::SiluMul(x) => {
+        LinearPrologue::Gated { x, .. } => {
             check_size(KERNEL, "inputs", x.cols(), 2 * w.k())?;
             vec![*x]
         }

@@ -92,11 +92,7 @@ fn kept_count(
     let floor = draw.min_p_floor(best);
     let above = candidates.partition_point(|token| token.value >= floor);
     if let Some(k) = draw.top_k_of(vocab) {
-        let count = above.min(k);
-        let last = (draw.top_p < 1.0)
-            .then(|| top_p_index(&candidates[..count], best, draw.top_p, 0.0, None))
-            .flatten();
-        return Some(last.map_or(count, |last| last + 1));
+        return Some(top_p_count(draw, &candidates[..above.min(k)], best));
     }
     let decided = decided_count(ranks, candidates);
     // Tokens that are no candidates come after the first `decided` candidates in the token order. So `above`
@@ -113,6 +109,13 @@ fn kept_count(
     let kept = &candidates[..above.min(decided)];
     let last = top_p_index(kept, best, draw.top_p, 0.0, total);
     last.map(|last| last + 1).or(complete.then_some(above))
+}
+
+/// Number of tokens that top-p keeps of `kept`, the tokens that top-k and min-p keep. `best`: value of the
+/// most likely candidate.
+fn top_p_count(draw: &RandomSamplingParams, kept: &[RankedToken], best: f32) -> usize {
+    let last = (draw.top_p < 1.0).then(|| top_p_index(kept, best, draw.top_p, 0.0, None)).flatten();
+    last.map_or(kept.len(), |last| last + 1)
 }
 
 /// Number of candidates that are certain to be the most likely tokens of the vocabulary, in order: tokens
