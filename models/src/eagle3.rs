@@ -13,7 +13,7 @@ use crate::layers::{
 use crate::weight_table::{DRAFT_TO_TARGET, EAGLE_EMBEDDING, HEAD, MIDLAYER};
 use crate::weights::QKV_PROJECTIONS;
 use crate::{ForwardContext, ForwardError, Model, ModelConfig, ModelLoadError, Weights};
-use ops::{PackedLinear, Tensor, VocabShard};
+use ops::{GateActivation, PackedLinear, Tensor, VocabShard};
 use std::cell::RefCell;
 
 /// EAGLE-3 draft model: its weights on this rank and its forward pass.
@@ -84,9 +84,9 @@ impl Eagle3Model {
             embedding_norm: norm(&layer.at("input_layernorm"))?,
             hidden_norm: norm(&layer.at("hidden_norm"))?,
             qkv_proj: attn.linear_stacked(&QKV_PROJECTIONS, 2)?,
-            heads: GqaAttentionCore::load(config, &attn, None, &rope, 0)?,
+            heads: GqaAttentionCore::load(config, &attn, &rope, 0)?,
             mlp_norm: norm(&layer.at("post_attention_layernorm"))?,
-            mlp: GatedMlp::load(&layer.at("mlp"), false)?,
+            mlp: GatedMlp::load(&layer.at("mlp"), false, GateActivation::Silu)?,
             norm: norm(&w.at("norm"))?,
             lm_head: LmHead::load(w, HEAD, shape.vocab)?,
             vocab_shard: w.ranks().vocab_shard(shape.vocab),

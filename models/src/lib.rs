@@ -12,6 +12,7 @@ mod eagle3;
 mod error;
 mod expert_load;
 mod expert_placement;
+mod gpt_oss;
 mod layers;
 mod llama;
 mod load;

@@ -3,9 +3,10 @@
 //! RoPE scaling is default, linear, llama3 or yarn; the configuration determines whether projections have
 //! biases and whether the LM head is tied. The same layer is used for architectures that differ only in their
 //! configuration: Granite (`modeling_granite.py`, `modeling_granitemoehybrid.py`: multipliers), SmolLM3
-//! (`modeling_smollm3.py`: layers without RoPE), Seed-OSS (`modeling_seed_oss.py`: biases) and OLMo 2 and 3
-//! (`modeling_olmo2.py`, `modeling_olmo3.py`: output norms, QK norm over all heads). Reference outputs for tests:
-//! `tests/data/golden/{llama,granite,granite4,smollm3,seed_oss,olmo2,olmo3}-*`.
+//! (`modeling_smollm3.py`: layers without RoPE), Seed-OSS (`modeling_seed_oss.py`: biases), OLMo 2 and 3
+//! (`modeling_olmo2.py`, `modeling_olmo3.py`: output norms, QK norm over all heads) and Gemma 3
+//! (`modeling_gemma3.py`: sliding windows, two RoPE settings, sandwich norms, GELU). Reference outputs for tests:
+//! `tests/data/golden/{llama,granite,granite4,smollm3,seed_oss,olmo2,olmo3,gemma3}-*`.
 
 use crate::layers::{
     DecoderLayer, DecoderModel, GatedMlp, GqaAttention, ResidualStream, RotaryEmbedding,
@@ -27,8 +28,8 @@ pub(crate) struct LlamaLayer {
 }
 
 impl DecoderLayer for LlamaLayer {
-    /// Computes `x += attn(norm(x)); x += mlp(norm(x))`, or with output norms `x += norm(attn(x)); x +=
-    /// norm(mlp(x))`.
+    /// Computes `x += attn(norm(x)); x += mlp(norm(x))`; with output norms `x += norm(attn(x)); x +=
+    /// norm(mlp(x))`; with sandwich norms `x += norm(attn(norm(x))); x += norm(mlp(norm(x)))`.
     fn forward(
         &self,
         f: &ForwardContext<'_>,
@@ -45,8 +46,8 @@ impl DecoderLayer for LlamaLayer {
         rope: &RotaryEmbedding,
         i: usize,
     ) -> Result<Self, ModelLoadError> {
-        let attn = GqaAttention::load(config, &w.at("self_attn"), None, rope, i)?;
-        let mlp = GatedMlp::load(&w.at("mlp"), config.mlp_bias)?;
+        let attn = GqaAttention::load(config, &w.at("self_attn"), rope, i)?;
+        let mlp = GatedMlp::load(&w.at("mlp"), config.mlp_bias, config.gate_activation())?;
         let [attn_norms, mlp_norms] = SublayerNorms::load_both(config, w)?;
         Ok(Self { attn_norms, attn, mlp_norms, mlp })
     }

@@ -2,6 +2,7 @@
 
 use crate::config::ModelArchitecture;
 use crate::deepseek::DeepseekModel;
+use crate::gpt_oss::GptOssModel;
 use crate::llama::LlamaModel;
 use crate::mistral::MistralModel;
 use crate::mixtral::MixtralModel;
@@ -86,7 +87,9 @@ pub fn load_model(
         | ModelArchitecture::SmolLm3
         | ModelArchitecture::Olmo2
         | ModelArchitecture::Olmo3
-        | ModelArchitecture::SeedOss => LlamaModel::load(config, &w)?,
+        | ModelArchitecture::SeedOss
+        | ModelArchitecture::Gemma3
+        | ModelArchitecture::Gemma3Multimodal => LlamaModel::load(config, &w)?,
         ModelArchitecture::Mistral
         | ModelArchitecture::Mistral3
         | ModelArchitecture::Ministral3 => MistralModel::load(config, &w)?,
@@ -101,6 +104,7 @@ pub fn load_model(
             DeepseekModel::load(config, &w)?
         }
         ModelArchitecture::Phi3 => Phi3Model::load(config, &w)?,
+        ModelArchitecture::GptOss => GptOssModel::load(config, &w)?,
         ModelArchitecture::LlamaEagle3 => {
             return Err(ModelLoadError::DraftModelOnly { dir: dir.to_owned() });
         }

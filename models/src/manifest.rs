@@ -66,14 +66,16 @@ fn file_digest(path: &Path, seed: u64) -> io::Result<u64> {
         add(0, size)?;
     } else {
         for sample in 0..SAMPLES {
-            let last = size - SAMPLE_BYTES;
-            add(
-                (u128::from(last) * u128::from(sample) / u128::from(SAMPLES - 1)) as u64,
-                SAMPLE_BYTES,
-            )?;
+            add(sample_offset(sample, size), SAMPLE_BYTES)?;
         }
     }
     Ok(digest)
+}
+
+/// Offset of sample number `sample` in a file of `size` bytes, which is larger than all samples together.
+fn sample_offset(sample: u64, size: u64) -> u64 {
+    let last = size - SAMPLE_BYTES;
+    (u128::from(last) * u128::from(sample) / u128::from(SAMPLES - 1)) as u64
 }
 
 #[cfg(test)]

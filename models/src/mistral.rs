@@ -1,7 +1,6 @@
 //! Mistral (`MistralForCausalLM`), based on transformers `modeling_mistral.py`.
 //!
-//! Mistral is Llama without biases. A configuration with an active sliding window is rejected, so that every
-//! layer attends to the whole context. Reference outputs for tests: `tests/data/golden/mistral-*`.
+//! Mistral is Llama without biases; version 0.1 has a sliding window in every layer. Reference outputs for tests: `tests/data/golden/mistral-*`.
 
 use crate::layers::DecoderModel;
 use crate::llama;

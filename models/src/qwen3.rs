@@ -4,11 +4,11 @@
 //! Reference outputs for tests: `tests/data/golden/qwen3-*`.
 
 use crate::layers::{
-    DecoderLayer, DecoderModel, GatedMlp, GqaAttention, QkNorm, ResidualStream, RmsNormLayer,
+    DecoderLayer, DecoderModel, GatedMlp, GqaAttention, ResidualStream, RmsNormLayer,
     RotaryEmbedding,
 };
 use crate::{ForwardContext, ForwardError, ModelConfig, ModelLoadError, Weights};
-use ops::Tensor;
+use ops::{GateActivation, Tensor};
 
 /// Qwen3 model without experts.
 pub(crate) type Qwen3Model = DecoderModel<Qwen3Layer>;
@@ -40,8 +40,8 @@ impl DecoderLayer for Qwen3Layer {
         rope: &RotaryEmbedding,
         i: usize,
     ) -> Result<Self, ModelLoadError> {
-        let attn = attention(config, &w.at("self_attn"), rope, i)?;
-        let mlp = GatedMlp::load(&w.at("mlp"), false)?;
+        let attn = GqaAttention::load(config, &w.at("self_attn"), rope, i)?;
+        let mlp = GatedMlp::load(&w.at("mlp"), false, GateActivation::Silu)?;
         Ok(Self {
             attn_norm: RmsNormLayer::load(&w.at("input_layernorm"), config.stream_eps())?,
             attn,
@@ -49,15 +49,4 @@ impl DecoderLayer for Qwen3Layer {
             mlp,
         })
     }
-}
-
-/// Loads the attention of a Qwen layer, dense or MoE, with QK norm if the architecture has one.
-pub(crate) fn attention(
-    config: &ModelConfig,
-    w: &Weights<'_>,
-    rope: &RotaryEmbedding,
-    i: usize,
-) -> Result<GqaAttention, ModelLoadError> {
-    let norm = config.qk_norm().then(|| QkNorm::load(w, config.rms_eps)).transpose()?;
-    GqaAttention::load(config, w, norm, rope, i)
 }

@@ -10,7 +10,7 @@ use crate::layers::{
     DecoderLayer, DecoderModel, FeedForward, GqaAttention, ResidualStream, RmsNormLayer,
     RotaryEmbedding,
 };
-use crate::{ForwardContext, ForwardError, ModelConfig, ModelLoadError, Weights, qwen3};
+use crate::{ForwardContext, ForwardError, ModelConfig, ModelLoadError, Weights};
 use ops::Tensor;
 
 /// Qwen3 model with experts.
@@ -46,7 +46,7 @@ impl DecoderLayer for Qwen3MoeLayer {
         rope: &RotaryEmbedding,
         i: usize,
     ) -> Result<Self, ModelLoadError> {
-        let attn = qwen3::attention(config, &w.at("self_attn"), rope, i)?;
+        let attn = GqaAttention::load(config, &w.at("self_attn"), rope, i)?;
         let mlp = FeedForward::load(config, &w.at("mlp"), i)?;
         Ok(Self {
             attn_norm: RmsNormLayer::load(&w.at("input_layernorm"), config.stream_eps())?,

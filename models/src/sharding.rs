@@ -30,6 +30,8 @@ pub enum ShardSpec {
     ExpertCols,
     /// Inputs of an expert weight: split as `Rows`, or not split with expert parallelism.
     ExpertRows,
+    /// Bias of an expert's outputs: only rank 0 has it, or with expert parallelism every rank.
+    ExpertFirstRank,
 }
 
 /// Kind of attention heads whose rows a projection computes.
@@ -41,6 +43,8 @@ pub enum AttentionHeadKind {
     KeyValue,
     /// Key and value of each query head, up-projected from compressed KV (MLA).
     MlaKvUp,
+    /// Attention sinks: one row per query head.
+    Sink,
 }
 
 /// Group of input channels that a row-parallel split does not separate.
@@ -201,9 +205,12 @@ impl ShardSpec {
                 let dim = config.mla.map_or(0, |mla| mla.qk_nope_head_dim + mla.v_head_dim);
                 WeightSlice { rows: scaled(ranks.query_heads(config)?, dim), ..whole }
             }
-            Self::FirstRankOnly if ranks.tp.rank == 0 => whole,
-            Self::FirstRankOnly => WeightSlice { rows: 0..0, ..whole },
-            Self::ExpertCols | Self::ExpertRows if is_ep => whole,
+            Self::Heads(AttentionHeadKind::Sink) => {
+                WeightSlice { rows: ranks.query_heads(config)?, ..whole }
+            }
+            Self::ExpertCols | Self::ExpertRows | Self::ExpertFirstRank if is_ep => whole,
+            Self::FirstRankOnly | Self::ExpertFirstRank if ranks.tp.rank == 0 => whole,
+            Self::FirstRankOnly | Self::ExpertFirstRank => WeightSlice { rows: 0..0, ..whole },
             Self::Cols | Self::ExpertCols => {
                 WeightSlice { rows: ranks.tp.share("output channels", rows)?, ..whole }
             }
@@ -270,6 +277,8 @@ mod tests {
             (ShardSpec::Rows(SplitUnit::Channel), [4, 12], 2, "0..4x0..6 0..4x6..12"),
             (ShardSpec::Rows(SplitUnit::Head), [4, 64], 2, "0..4x0..32 0..4x32..64"),
             (ShardSpec::FirstRankOnly, [4, 1], 2, "0..4x0..1 0..0x0..1"),
+            (ShardSpec::ExpertFirstRank, [4, 1], 2, "0..4x0..1 0..0x0..1"),
+            (ShardSpec::Heads(AttentionHeadKind::Sink), [4, 1], 2, "0..2x0..1 2..4x0..1"),
             (ShardSpec::ExpertCols, [12, 4], 2, "0..6x0..4 6..12x0..4"),
             (ShardSpec::ExpertRows, [4, 12], 2, "0..4x0..6 0..4x6..12"),
         ];

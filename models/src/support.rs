@@ -39,12 +39,14 @@ pub struct Fp8Support {
     pub fp8_kv_cache: bool,
 }
 
-const NO_WINDOWS: &str = "`sliding_window`: an active window is rejected";
-const LONG_WINDOWS: &str = "`sliding_window`: below `max_position_embeddings` it is rejected";
 const LONGROPE: &str = "`rope_scaling`: `longrope`; if the configured maximum length exceeds \
     `original_max_position_embeddings`, all requests use `long_factor`, otherwise all use `short_factor`";
 const TEXT_PART: &str = "only the text part (`text_config`) is loaded";
+const CAUSAL_ONLY: &str = "`use_bidirectional_attention`: false; `attn_logit_softcapping`: null";
+const UNCAPPED: &str = "`final_logit_softcapping`: null";
 const DENSE_GRANITE: &str = "`num_local_experts`: 0; `layer_types`: `attention` in every layer";
+const MXFP4_EXPERTS: &str = "MXFP4 experts (`quant_method`: `mxfp4`) are dequantised when they are loaded; attention with sinks and experts with biases \
+     run as unoptimised kernels on GPUs";
 const FULL_ROPE: &str =
     "`rope_scaling`: `linear`, `llama3` and `yarn`; no partial rotary embedding";
 
@@ -55,14 +57,13 @@ const DENSE: ArchitectureSupport = ArchitectureSupport {
     is_draft_only: false,
     formats: Fp8Support { fp8_weights: true, fp8_kv_cache: true },
     examples: &[],
-    limits: &[NO_WINDOWS, FULL_ROPE],
+    limits: &[FULL_ROPE],
 };
 
 const DEEPSEEK: ArchitectureSupport = ArchitectureSupport {
     attention: AttentionKind::Mla,
     has_experts: true,
     formats: Fp8Support { fp8_weights: true, fp8_kv_cache: false },
-    limits: &[FULL_ROPE],
     ..DENSE
 };
 
@@ -73,16 +74,15 @@ impl ModelArchitecture {
         match self {
             Self::Llama => ArchitectureSupport {
                 examples: &["Llama 2, 3.x", "SmolLM2", "R1-Distill-Llama"],
-                limits: &[FULL_ROPE],
                 ..DENSE
             },
             Self::Mistral => ArchitectureSupport {
-                examples: &["Mistral-7B v0.2, v0.3", "Mistral-Nemo"],
+                examples: &["Mistral-7B v0.1 to v0.3", "Mistral-Nemo"],
                 ..DENSE
             },
             Self::Mistral3 => ArchitectureSupport {
                 examples: &["Mistral-Small-3.1, 3.2", "Magistral-Small-2509", "Ministral-3"],
-                limits: &[TEXT_PART, NO_WINDOWS, FULL_ROPE],
+                limits: &[TEXT_PART, FULL_ROPE],
                 ..DENSE
             },
             Self::Ministral3 => {
@@ -118,24 +118,16 @@ impl ModelArchitecture {
                 has_experts: true,
                 ..DENSE
             },
-            Self::Granite => {
-                ArchitectureSupport { examples: &["Granite 3.x"], limits: &[FULL_ROPE], ..DENSE }
-            }
+            Self::Granite => ArchitectureSupport { examples: &["Granite 3.x"], ..DENSE },
             Self::GraniteMoeHybrid => ArchitectureSupport {
                 examples: &["Granite-4.0-micro, 350m, 1b"],
                 limits: &[DENSE_GRANITE, FULL_ROPE],
                 ..DENSE
             },
             Self::SmolLm3 => ArchitectureSupport { examples: &["SmolLM3-3B"], ..DENSE },
-            Self::Olmo2 => ArchitectureSupport {
-                examples: &["OLMo-2-1B to 32B"],
-                limits: &[FULL_ROPE],
-                ..DENSE
-            },
-            Self::Olmo3 => ArchitectureSupport { examples: &["OLMo 3 without windows"], ..DENSE },
-            Self::SeedOss => {
-                ArchitectureSupport { examples: &["Seed-OSS-36B"], limits: &[FULL_ROPE], ..DENSE }
-            }
+            Self::Olmo2 => ArchitectureSupport { examples: &["OLMo-2-1B to 32B"], ..DENSE },
+            Self::Olmo3 => ArchitectureSupport { examples: &["OLMo 3"], ..DENSE },
+            Self::SeedOss => ArchitectureSupport { examples: &["Seed-OSS-36B"], ..DENSE },
             Self::DeepseekV2 => {
                 ArchitectureSupport { examples: &["DeepSeek-V2", "DeepSeek-V2-Lite"], ..DEEPSEEK }
             }
@@ -145,8 +137,25 @@ impl ModelArchitecture {
                 ..DEEPSEEK
             },
             Self::Phi3 => ArchitectureSupport {
-                examples: &["Phi-4", "Phi-4-mini", "Phi-3.5-mini", "Phi-3-mini-128k"],
-                limits: &[LONG_WINDOWS, LONGROPE],
+                examples: &["Phi-4", "Phi-4-mini", "Phi-3.5-mini", "Phi-3-mini-4k, 128k"],
+                limits: &[LONGROPE],
+                ..DENSE
+            },
+            Self::Gemma3 => ArchitectureSupport {
+                examples: &["gemma-3-270m", "gemma-3-1b"],
+                limits: &[CAUSAL_ONLY, FULL_ROPE],
+                ..DENSE
+            },
+            Self::Gemma3Multimodal => ArchitectureSupport {
+                examples: &["gemma-3-4b, 12b, 27b"],
+                limits: &[TEXT_PART, CAUSAL_ONLY, UNCAPPED, FULL_ROPE],
+                ..DENSE
+            },
+            Self::GptOss => ArchitectureSupport {
+                examples: &["gpt-oss-20b", "gpt-oss-120b"],
+                has_experts: true,
+                formats: Fp8Support { fp8_weights: false, fp8_kv_cache: true },
+                limits: &[MXFP4_EXPERTS, FULL_ROPE],
                 ..DENSE
             },
             Self::LlamaEagle3 => ArchitectureSupport {

@@ -6,7 +6,7 @@ mod weight_dim;
 
 use self::weight_dim::WeightDim;
 use crate::ModelConfig;
-use crate::config::{LayerQuantization, ModelHead, NormPlacement};
+use crate::config::{LayerQuantization, ModelHead, NormPlacement, NormWeightKind};
 use crate::sharding::{AttentionHeadKind, ShardSpec, SplitUnit};
 use crate::synth::SynthDistribution;
 use crate::weights::family_name;
@@ -36,18 +36,18 @@ pub struct TensorSpec {
     pub shard: ShardSpec,
     /// Distribution of the values in a synthetic checkpoint.
     pub values: SynthDistribution,
-    /// Scales of the weight; `None` if the weight cannot be stored in fp8.
+    /// Scales of the weight; `None` if the weight cannot be quantised.
     pub scales: Option<ScaleSpec>,
     /// Whether a checkpoint may omit the weight. Synthetic checkpoints omit optional weights.
     pub optional: bool,
 }
 
-/// Metadata of the scales of a weight that may be stored in fp8.
+/// Metadata of the scales of a weight that may be quantised.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ScaleSpec {
     /// Quantisation format of the weight and of the activations.
     pub format: LayerQuantization,
-    /// Whether a synthetic checkpoint stores the weight in fp8 with these scales; false if the configuration
+    /// Whether a synthetic checkpoint stores the weight quantised with these scales; false if the configuration
     /// excludes the weight from quantisation.
     pub expected: bool,
 }
@@ -84,10 +84,22 @@ impl TensorSpec {
         ["input_scale", "activation_scale"].map(|scale| format!("{module}.{scale}"))
     }
 
-    /// Scales of the weight; `None` if synthetic checkpoints do not store the weight in fp8.
+    /// Scales of the weight; `None` if synthetic checkpoints store the weight unquantised.
     #[must_use]
     pub fn quantized(&self) -> Option<&ScaleSpec> {
         self.scales.as_ref().filter(|scales| scales.expected)
+    }
+
+    /// Whether checkpoints may store the weight in fp8.
+    #[must_use]
+    pub fn may_be_fp8(&self) -> bool {
+        self.scales.as_ref().is_some_and(|scales| scales.format.is_fp8())
+    }
+
+    /// Scales of the weight; `None` if synthetic checkpoints do not store the weight in MXFP4.
+    #[must_use]
+    pub fn quantized_mxfp4(&self) -> Option<&ScaleSpec> {
+        self.quantized().filter(|scales| !scales.format.is_fp8())
     }
 
     /// Number of elements of the weight.
@@ -139,8 +151,9 @@ const TABLE: &[WeightTableEntry] = &[
     (WeightScope::Top, HEAD, &[WeightDim::Vocab, WeightDim::Hidden], ShardSpec::VocabRows, SynthDistribution::Linear, |c| !c.tied),
     (WeightScope::Top, SCORE, &[WeightDim::One, WeightDim::Hidden], ShardSpec::Replicated, SynthDistribution::Linear, |c| matches!(c.head, ModelHead::Classifier { .. })),
 
-    (WeightScope::Layer, "input_layernorm.weight", &[WeightDim::Hidden], ShardSpec::Replicated, SynthDistribution::Norm, |c| !has_output_norms(c)),
+    (WeightScope::Layer, "input_layernorm.weight", &[WeightDim::Hidden], ShardSpec::Replicated, SynthDistribution::Norm, has_input_norms),
     (WeightScope::Layer, "post_attention_layernorm.weight", &[WeightDim::Hidden], ShardSpec::Replicated, SynthDistribution::Norm, always),
+    (WeightScope::Layer, "pre_feedforward_layernorm.weight", &[WeightDim::Hidden], ShardSpec::Replicated, SynthDistribution::Norm, |c| c.norm_placement() == NormPlacement::Both),
     (WeightScope::Layer, "post_feedforward_layernorm.weight", &[WeightDim::Hidden], ShardSpec::Replicated, SynthDistribution::Norm, has_output_norms),
     (WeightScope::Layer, "self_attn.q_proj.weight", &[WeightDim::Query, WeightDim::AttentionInput], ShardSpec::Heads(AttentionHeadKind::Query), SynthDistribution::Linear, |c| !has_q_lora(c)),
     (WeightScope::Layer, "self_attn.k_proj.weight", &[WeightDim::KeyValue, WeightDim::AttentionInput], ShardSpec::Heads(AttentionHeadKind::KeyValue), SynthDistribution::Linear, |c| c.mla.is_none()),
@@ -160,6 +173,7 @@ const TABLE: &[WeightTableEntry] = &[
     (WeightScope::Layer, "self_attn.k_norm.weight", &[WeightDim::Head], ShardSpec::Replicated, SynthDistribution::Norm, ModelConfig::qk_norm),
     (WeightScope::Layer, "self_attn.q_norm.weight", &[WeightDim::Query], ShardSpec::Heads(AttentionHeadKind::Query), SynthDistribution::Norm, ModelConfig::full_qk_norm),
     (WeightScope::Layer, "self_attn.k_norm.weight", &[WeightDim::KeyValue], ShardSpec::Heads(AttentionHeadKind::KeyValue), SynthDistribution::Norm, ModelConfig::full_qk_norm),
+    (WeightScope::Layer, "self_attn.sinks", &[WeightDim::QueryHeads], ShardSpec::Heads(AttentionHeadKind::Sink), SynthDistribution::Sink, ModelConfig::has_sinks),
 
     (WeightScope::Dense, "mlp.gate_proj.weight", &[WeightDim::Intermediate, WeightDim::Hidden], ShardSpec::Cols, SynthDistribution::Linear, always),
     (WeightScope::Dense, "mlp.up_proj.weight", &[WeightDim::Intermediate, WeightDim::Hidden], ShardSpec::Cols, SynthDistribution::Linear, always),
@@ -169,6 +183,7 @@ const TABLE: &[WeightTableEntry] = &[
     (WeightScope::Dense, "mlp.down_proj.bias", &[WeightDim::Hidden], ShardSpec::FirstRankOnly, SynthDistribution::Bias, |c| c.mlp_bias),
 
     (WeightScope::Sparse, "mlp.gate.weight", &[WeightDim::Experts, WeightDim::Hidden], ShardSpec::Replicated, SynthDistribution::Router, always),
+    (WeightScope::Sparse, "mlp.gate.bias", &[WeightDim::Experts], ShardSpec::Replicated, SynthDistribution::Bias, has_expert_biases),
     (WeightScope::Sparse, "mlp.gate.e_score_correction_bias", &[WeightDim::Experts], ShardSpec::Replicated, SynthDistribution::Bias, |c| c.moe.as_ref().is_some_and(|m| m.has_correction_bias)),
     (WeightScope::Sparse, "mlp.shared_experts.gate_proj.weight", &[WeightDim::SharedIntermediate, WeightDim::Hidden], ShardSpec::Cols, SynthDistribution::Linear, has_shared),
     (WeightScope::Sparse, "mlp.shared_experts.up_proj.weight", &[WeightDim::SharedIntermediate, WeightDim::Hidden], ShardSpec::Cols, SynthDistribution::Linear, has_shared),
@@ -180,6 +195,9 @@ const TABLE: &[WeightTableEntry] = &[
     (WeightScope::Expert, "gate_proj.weight", &[WeightDim::ExpertIntermediate, WeightDim::Hidden], ShardSpec::ExpertCols, SynthDistribution::Linear, always),
     (WeightScope::Expert, "up_proj.weight", &[WeightDim::ExpertIntermediate, WeightDim::Hidden], ShardSpec::ExpertCols, SynthDistribution::Linear, always),
     (WeightScope::Expert, "down_proj.weight", &[WeightDim::Hidden, WeightDim::ExpertIntermediate], ShardSpec::ExpertRows, SynthDistribution::Linear, always),
+    (WeightScope::Expert, "gate_proj.bias", &[WeightDim::ExpertIntermediate], ShardSpec::ExpertCols, SynthDistribution::Bias, has_expert_biases),
+    (WeightScope::Expert, "up_proj.bias", &[WeightDim::ExpertIntermediate], ShardSpec::ExpertCols, SynthDistribution::Bias, has_expert_biases),
+    (WeightScope::Expert, "down_proj.bias", &[WeightDim::Hidden], ShardSpec::ExpertFirstRank, SynthDistribution::Bias, has_expert_biases),
 
     (WeightScope::Mtp, "enorm.weight", &[WeightDim::Hidden], ShardSpec::Replicated, SynthDistribution::Norm, always),
     (WeightScope::Mtp, "hnorm.weight", &[WeightDim::Hidden], ShardSpec::Replicated, SynthDistribution::Norm, always),
@@ -201,8 +219,22 @@ fn always(_: &ModelConfig) -> bool {
     true
 }
 
+fn has_input_norms(config: &ModelConfig) -> bool {
+    config.norm_placement() != NormPlacement::Output
+}
+
 fn has_output_norms(config: &ModelConfig) -> bool {
-    config.norm_placement() == NormPlacement::Output
+    config.norm_placement() != NormPlacement::Input
+}
+
+/// Distribution of the values of a weight of a model with this configuration.
+fn synth_values(config: &ModelConfig, values: SynthDistribution) -> SynthDistribution {
+    let is_centred = config.norm_weights() == NormWeightKind::ZeroCentred;
+    if is_centred && values == SynthDistribution::Norm {
+        SynthDistribution::CentredNorm
+    } else {
+        values
+    }
 }
 
 fn has_q_lora(config: &ModelConfig) -> bool {
@@ -227,6 +259,10 @@ fn is_optional(config: &ModelConfig, name: &str) -> bool {
 
 fn has_shared(config: &ModelConfig) -> bool {
     config.moe.as_ref().is_some_and(|moe| moe.shared_experts() > 0)
+}
+
+fn has_expert_biases(config: &ModelConfig) -> bool {
+    config.moe.as_ref().is_some_and(|moe| moe.has_biases)
 }
 
 fn has_gated_shared(config: &ModelConfig) -> bool {
@@ -302,7 +338,7 @@ fn specs_in(
             name,
             shape: shape.iter().map(|d| d.of(config)).collect(),
             shard: *shard,
-            values: *values,
+            values: synth_values(config, *values),
         }
     })
 }

@@ -25,6 +25,7 @@ fn granite_has_four_multipliers() {
     let config = parse(NAME, &fields).unwrap();
     let multipliers = ActivationMultipliers {
         embedding: 12.0,
+        rounds_embedding: false,
         residual: 0.25,
         attention: Some(0.007_812_5),
         logits: 16.0,
@@ -49,8 +50,6 @@ fn smollm3_has_layers_without_rope() {
         let error = layers(json!({"no_rope_layers": wrong})).unwrap_err();
         assert!(error.contains("no_rope_layers"), "{error}");
     }
-    let window = json!({"use_sliding_window": true, "sliding_window": 64});
-    assert!(layers(window).unwrap_err().contains("sliding_window"));
 }
 
 #[test]
@@ -79,11 +78,9 @@ fn absent_fields_have_the_defaults_of_transformers() {
     // If the field `sliding_window` is absent, Mistral has a sliding window of 4,096 tokens; null means no
     // sliding window.
     let long = json!({"max_position_embeddings": 8192});
-    assert!(parse("MistralForCausalLM", &long).unwrap_err().contains("sliding_window"));
+    assert_eq!(parse("MistralForCausalLM", &long).unwrap().window_at(0), Some(4096));
     let null = json!({"max_position_embeddings": 8192, "sliding_window": null});
-    assert!(parse("MistralForCausalLM", &null).is_ok());
-    assert!(parse("MistralForCausalLM", &json!({"sliding_window": 512})).is_ok());
-    assert!(parse("MistralForCausalLM", &json!({"sliding_window": 511})).is_err());
+    assert_eq!(parse("MistralForCausalLM", &null).unwrap().layer_attention, None);
 }
 
 #[test]
@@ -123,18 +120,14 @@ fn olmo_has_output_norms_and_a_qk_norm_over_all_heads() {
         crate::weight_table::tensors(&olmo2).into_iter().map(|spec| spec.name).collect();
     assert!(names.contains(&"model.layers.0.post_feedforward_layernorm.weight".to_owned()));
     assert!(!names.contains(&"model.layers.0.input_layernorm.weight".to_owned()));
-    // Without `layer_types`, three of four layers of OLMo 3 have a sliding window.
     const OLMO3: &str = "Olmo3ForCausalLM";
-    assert!(parse(OLMO3, &json!({})).unwrap_err().contains("layer_types"));
-    let mixed = json!({"layer_types": ["sliding_attention", "full_attention", "full_attention",
-        "full_attention", "full_attention", "full_attention"]});
-    assert!(parse(OLMO3, &mixed).unwrap_err().contains("layer_types"));
     let full = json!({"layer_types": vec!["full_attention"; 6], "max_position_embeddings": 8192,
         "rope_parameters": {"full_attention": {"rope_type": "linear", "factor": 2.0},
             "sliding_attention": {"rope_type": "default"}}});
     let olmo3 = parse(OLMO3, &full).unwrap();
     assert_eq!(olmo3.rope.theta.to_bits(), 500_000f64.to_bits());
     assert_eq!(olmo3.rope.scaling, RopeScaling::Linear { factor: 2.0 });
+    assert_eq!(olmo3.layer_attention, None);
     // RoPE settings that transformers does not read for OLMo 3 are rejected.
     let yarn = |more: Value| {
         let mut scaling = json!({"rope_type": "yarn", "factor": 8.0});
@@ -222,10 +215,98 @@ fn ministral3_has_an_attention_temperature() {
     assert_eq!(empty.attention_temperature, config.attention_temperature);
     let theta = parse(NAME, &json!({"num_attention_heads": 32, "rope_theta": 1e8})).unwrap_err();
     assert!(theta.contains("rope_theta"), "{theta}");
-    // A sliding window of 16,384 tokens is rejected, because it is shorter than the context length after RoPE
+    // A sliding window of 16,384 tokens has an effect, because it is shorter than the context length after RoPE
     // scaling.
     let window = json!({"num_attention_heads": 32, "sliding_window": 16384});
-    assert!(parse(NAME, &window).unwrap_err().contains("sliding_window"));
+    assert_eq!(parse(NAME, &window).unwrap().window_at(0), Some(16384));
     let other = parse("LlamaForCausalLM", &json!({"rope_parameters": rope})).unwrap_err();
     assert!(other.contains("llama_4_scaling_beta"), "{other}");
+}
+
+/// Indices of the windowed layers, and their window.
+fn windows(name: &str, fields: &Value) -> Result<(Vec<usize>, usize), String> {
+    let config = parse(name, fields)?;
+    let layers = (0..config.layers).filter(|&i| config.window_at(i).is_some()).collect();
+    Ok((layers, config.layer_attention.map_or(0, |attention| attention.window)))
+}
+
+#[test]
+fn windows_follow_the_family() {
+    let all: Vec<usize> = (0..6).collect();
+    let moe = json!({"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32,
+        "shared_expert_intermediate_size": 48, "num_local_experts": 4});
+    let read = |name: &str, fields: Value| {
+        let mut fields = fields;
+        fields.as_object_mut().unwrap().extend(moe.as_object().unwrap().clone());
+        windows(name, &fields).unwrap()
+    };
+    let (mistral, phi3) = ("MistralForCausalLM", "Phi3ForCausalLM");
+    for name in [mistral, phi3, "MixtralForCausalLM"] {
+        assert_eq!(read(name, json!({"sliding_window": 511})), (all.clone(), 511), "{name}");
+        // A window at least as long as the context has no effect.
+        assert_eq!(read(name, json!({"sliding_window": 512})), (vec![], 0), "{name}");
+    }
+    let used = |more: Value| {
+        let mut fields = json!({"use_sliding_window": true, "max_position_embeddings": 8192});
+        fields.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        fields
+    };
+    for name in ["Qwen2ForCausalLM", "Qwen3ForCausalLM"] {
+        let upper = json!({"max_window_layers": 4, "sliding_window": 64});
+        assert_eq!(read(name, used(upper.clone())), (vec![4, 5], 64), "{name}");
+        assert_eq!(read(name, upper), (vec![], 0), "{name}");
+        assert_eq!(read(name, used(json!({"max_window_layers": 5}))), (vec![5], 4096), "{name}");
+        let null = json!({"max_window_layers": 0, "sliding_window": null});
+        assert_eq!(read(name, used(null)), (vec![], 0), "{name}");
+    }
+    let alternate = used(json!({"max_window_layers": 3, "sliding_window": 64}));
+    assert_eq!(read("Qwen2MoeForCausalLM", alternate.clone()), (vec![0, 2], 64));
+    // transformers writes the window 0 if it is not used.
+    assert_eq!(read("Qwen2MoeForCausalLM", json!({"sliding_window": 0})), (vec![], 0));
+    assert_eq!(read("Qwen3MoeForCausalLM", alternate), (all, 64));
+    let nope = used(json!({"sliding_window": 64, "no_rope_layers": [1, 0, 1, 1, 0, 1]}));
+    assert_eq!(read("SmolLM3ForCausalLM", nope), (vec![1, 4], 64));
+    assert_eq!(read("SmolLM3ForCausalLM", used(json!({}))), (vec![], 0));
+    assert_eq!(read("LlamaForCausalLM", json!({"sliding_window": 64})), (vec![], 0));
+}
+
+#[test]
+fn listed_layer_types_must_agree_with_the_window() {
+    let mut types = vec!["full_attention"; 6];
+    types[2] = "sliding_attention";
+    let listed = |more: Value| {
+        let mut fields = json!({"layer_types": types, "sliding_window": 64});
+        fields.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        fields
+    };
+    for name in ["Qwen2ForCausalLM", "Qwen3ForCausalLM", "SmolLM3ForCausalLM"] {
+        let used = listed(json!({"use_sliding_window": true}));
+        assert_eq!(windows(name, &used), Ok((vec![2], 64)), "{name}");
+        let unused = windows(name, &listed(json!({}))).unwrap_err();
+        assert!(unused.contains("`sliding_window`"), "{name}: {unused}");
+    }
+    for name in ["LlamaForCausalLM", "MistralForCausalLM", "Phi3ForCausalLM", "Olmo2ForCausalLM"] {
+        let error = windows(name, &listed(json!({}))).unwrap_err();
+        assert!(error.contains("`layer_types`"), "{name}: {error}");
+    }
+}
+
+#[test]
+fn olmo3_windows_have_rope_without_scaling() {
+    const NAME: &str = "Olmo3ForCausalLM";
+    let yarn = json!({"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 64});
+    let config = parse(NAME, &json!({"rope_scaling": yarn, "sliding_window": 64})).unwrap();
+    let attention = config.layer_attention.clone().unwrap();
+    assert_eq!(attention.windowed, [true, true, true, false, true, true]);
+    let rope = attention.rope.unwrap();
+    assert_eq!((rope.theta.to_bits(), rope.scaling), (5e5f64.to_bits(), RopeScaling::Default));
+    assert!(matches!(config.rope.scaling, RopeScaling::Yarn { .. }));
+    // transformers reads `rope_theta` for the other layers only.
+    let theta = parse(NAME, &json!({"rope_theta": 1e6})).unwrap_err();
+    assert!(theta.contains("`rope_theta`"), "{theta}");
+    let both = json!({"rope_parameters": {"full_attention": {"rope_theta": 1e6},
+        "sliding_attention": {"rope_theta": 2e6}}});
+    let both = parse(NAME, &both).unwrap();
+    let theta = both.layer_attention.unwrap().rope.unwrap().theta;
+    assert_eq!((both.rope.theta.to_bits(), theta.to_bits()), (1e6f64.to_bits(), 2e6f64.to_bits()));
 }

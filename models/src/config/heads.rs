@@ -60,7 +60,8 @@ const fn absent_kv_heads(architecture: ModelArchitecture) -> Option<usize> {
         | ModelArchitecture::Mistral3
         | ModelArchitecture::Ministral3
         | ModelArchitecture::Mixtral
-        | ModelArchitecture::SeedOss => Some(8),
+        | ModelArchitecture::SeedOss
+        | ModelArchitecture::GptOss => Some(8),
         ModelArchitecture::Qwen3Moe | ModelArchitecture::SmolLm3 => Some(4),
         _ => None,
     }
@@ -70,6 +71,9 @@ const fn absent_kv_heads(architecture: ModelArchitecture) -> Option<usize> {
 /// `configuration_*.py`); `None` = the hidden size divided by the number of query heads. A field with the
 /// value null also means this quotient.
 fn absent_head_dim(fields: &JsonFields, architecture: ModelArchitecture) -> Option<usize> {
+    if architecture == ModelArchitecture::GptOss {
+        return Some(64);
+    }
     let is_128 = matches!(
         architecture,
         ModelArchitecture::Qwen3 | ModelArchitecture::Qwen3Vl | ModelArchitecture::SeedOss

@@ -3,6 +3,7 @@
 //! Each field that changes the arithmetic is either supported or rejected with an error that names the file
 //! and the field: if a feature were ignored silently, the model would generate fluent but wrong text.
 
+mod architecture;
 mod config_overrides;
 #[cfg(test)]
 mod deepseek_tests;
@@ -10,9 +11,16 @@ mod eagle3;
 mod error;
 #[cfg(test)]
 mod family_tests;
+mod gemma3;
+#[cfg(test)]
+mod gemma3_tests;
 mod generation;
+#[cfg(test)]
+mod gpt_oss_tests;
 mod heads;
 mod json_fields;
+mod layer_attention;
+mod layer_rope;
 mod mla;
 mod model_head;
 mod moe;
@@ -27,11 +35,14 @@ mod temperature;
 mod tests;
 mod text_part;
 
+pub use architecture::ModelArchitecture;
 pub use eagle3::Eagle3Config;
 pub use error::ModelConfigError;
 pub use generation::GenerationConfig;
+pub use layer_attention::LayerAttentionConfig;
 pub use model_head::ModelHead;
 pub use multipliers::ActivationMultipliers;
+pub(crate) use quantization::MXFP4_GROUP;
 pub use quantization::{
     ActivationScheme, CheckpointScaleGranularity, LayerQuantization, ModulePattern,
     QuantizationConfig, QuantizationGroup, QuantizationTarget,
@@ -40,9 +51,8 @@ pub use rope::{RopeConfig, RopeScaling};
 pub use temperature::AttentionTemperatureConfig;
 
 use crate::weights::RotaryRowOrder;
-use ops::{ExpertGroups, RouterScoreFunction};
+use ops::{ExpertGroups, GateActivation, RouterScoreFunction};
 use serde_json::{Map, Value};
-use std::fmt;
 use std::path::Path;
 
 /// Settings that define the arithmetic of a model.
@@ -78,8 +88,12 @@ pub struct ModelConfig {
     /// Attention temperature: each query is multiplied by a factor that depends on its position; `None` = all
     /// factors are 1.
     pub attention_temperature: Option<AttentionTemperatureConfig>,
+    /// Layers with a sliding window; `None` = every layer attends to the whole context.
+    pub layer_attention: Option<LayerAttentionConfig>,
     /// Constant factors of activations.
     pub multipliers: ActivationMultipliers,
+    /// Logit softcap: logits are `cap · tanh(logit / cap)`; `None` = logits are not capped.
+    pub logit_softcap: Option<f32>,
     /// Longest context that the model was trained for (`max_position_embeddings`).
     pub max_positions: usize,
     /// Whether the LM head and the embedding share one weight matrix (`tie_word_embeddings`).
@@ -161,54 +175,10 @@ pub struct MoeConfig {
     pub sparse_step: usize,
     /// Indices of layers that have a dense MLP although `sparse_step` selects them, ascending.
     pub dense_layers: Vec<usize>,
-}
-
-/// Model architectures that are supported, identified by the name in the field `architectures` of
-/// `config.json`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum ModelArchitecture {
-    /// `LlamaForCausalLM`
-    Llama,
-    /// `MistralForCausalLM`
-    Mistral,
-    /// `Mistral3ForConditionalGeneration`, text part
-    Mistral3,
-    /// `Ministral3ForCausalLM`
-    Ministral3,
-    /// `MixtralForCausalLM`
-    Mixtral,
-    /// `Qwen2ForCausalLM`
-    Qwen2,
-    /// `Qwen2MoeForCausalLM`
-    Qwen2Moe,
-    /// `Qwen3ForCausalLM`
-    Qwen3,
-    /// `Qwen3MoeForCausalLM`
-    Qwen3Moe,
-    /// `Qwen3VLForConditionalGeneration`, text part
-    Qwen3Vl,
-    /// `Qwen3VLMoeForConditionalGeneration`, text part
-    Qwen3VlMoe,
-    /// `GraniteForCausalLM`
-    Granite,
-    /// `GraniteMoeHybridForCausalLM` without experts and Mamba layers: Granite 4 dense
-    GraniteMoeHybrid,
-    /// `SmolLM3ForCausalLM`
-    SmolLm3,
-    /// `Olmo2ForCausalLM`
-    Olmo2,
-    /// `Olmo3ForCausalLM`
-    Olmo3,
-    /// `SeedOssForCausalLM`
-    SeedOss,
-    /// `DeepseekV2ForCausalLM`
-    DeepseekV2,
-    /// `DeepseekV3ForCausalLM`
-    DeepseekV3,
-    /// `Phi3ForCausalLM`
-    Phi3,
-    /// `LlamaForCausalLMEagle3`: draft model of EAGLE-3
-    LlamaEagle3,
+    /// Activation of the experts.
+    pub activation: GateActivation,
+    /// Whether the router and the projections of the experts have biases.
+    pub has_biases: bool,
 }
 
 /// Placement of the RMS norms of attention and of the feed-forward part in a decoder layer.
@@ -219,6 +189,22 @@ pub enum NormPlacement {
     /// Post-norm: the output of attention or of the MLP is normalised before it is added to the residual
     /// stream (OLMo 2, arXiv 2501.00656, section 3.2).
     Output,
+    /// Sandwich norm: both the residual stream and the output are normalised (Gemma 3, arXiv 2503.19786, section
+    /// 2).
+    Both,
+}
+
+/// Meaning of the stored weights of RMS norms.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum NormWeightKind {
+    /// `weight · cast(x / rms)`: the normalised value is rounded to the dtype of `x` before the multiplication.
+    Standard,
+    /// `cast((1 + weight) · x / rms)`: 1 is added to the stored weight in f32, and the product is rounded once
+    /// (Gemma 3, transformers `modeling_gemma3.py`).
+    ZeroCentred,
+    /// `cast(weight · x / rms)`: the product is computed in f32 and rounded once (transformers
+    /// `modeling_gpt_oss.py`).
+    Unrounded,
 }
 
 /// Data type of the weights that `config.json` declares.
@@ -274,6 +260,8 @@ impl ModelConfig {
                 | ModelArchitecture::Qwen3Moe
                 | ModelArchitecture::Qwen3Vl
                 | ModelArchitecture::Qwen3VlMoe
+                | ModelArchitecture::Gemma3
+                | ModelArchitecture::Gemma3Multimodal
         )
     }
 
@@ -288,8 +276,42 @@ impl ModelConfig {
     pub fn norm_placement(&self) -> NormPlacement {
         match self.architecture {
             ModelArchitecture::Olmo2 | ModelArchitecture::Olmo3 => NormPlacement::Output,
+            ModelArchitecture::Gemma3 | ModelArchitecture::Gemma3Multimodal => NormPlacement::Both,
             _ => NormPlacement::Input,
         }
+    }
+
+    /// Meaning of the stored weights of all RMS norms.
+    #[must_use]
+    pub fn norm_weights(&self) -> NormWeightKind {
+        match self.architecture {
+            ModelArchitecture::Gemma3 | ModelArchitecture::Gemma3Multimodal => {
+                NormWeightKind::ZeroCentred
+            }
+            ModelArchitecture::GptOss => NormWeightKind::Unrounded,
+            _ => NormWeightKind::Standard,
+        }
+    }
+
+    /// Whether each query head has an attention sink: a learned score that joins the denominator of the softmax
+    /// (arXiv 2309.17453; transformers `modeling_gpt_oss.py`).
+    #[must_use]
+    pub fn has_sinks(&self) -> bool {
+        self.architecture == ModelArchitecture::GptOss
+    }
+
+    /// Activation of the dense gated MLPs.
+    #[must_use]
+    pub fn gate_activation(&self) -> GateActivation {
+        if self.architecture.is_gemma3() { GateActivation::GeluTanh } else { GateActivation::Silu }
+    }
+
+    /// Number of keys to which a query of decoder layer `i` attends, including the key of its own position;
+    /// `None` = the whole context.
+    #[must_use]
+    pub fn window_at(&self, i: usize) -> Option<usize> {
+        let attention = self.layer_attention.as_ref()?;
+        attention.is_windowed(i).then_some(attention.window)
     }
 
     /// Factor by which the dot products of queries and keys are multiplied before the softmax.
@@ -338,6 +360,8 @@ impl ModelConfig {
     #[must_use]
     pub fn context_max(&self) -> usize {
         let extended = match self.rope.scaling {
+            // `max_position_embeddings` of Gemma 3 is already the extended length.
+            RopeScaling::Linear { .. } if self.architecture.is_gemma3() => 0.0,
             // With llama3 and longrope scaling, `max_position_embeddings` is already the extended length.
             RopeScaling::Default | RopeScaling::Llama3 { .. } | RopeScaling::LongRope { .. } => 0.0,
             RopeScaling::Linear { factor } => self.max_positions as f64 * factor,
@@ -380,66 +404,5 @@ impl MoeConfig {
     #[must_use]
     pub fn shared_experts(&self) -> usize {
         if self.has_shared_gate { 0 } else { self.shared_intermediate / self.intermediate }
-    }
-}
-
-impl ModelArchitecture {
-    /// All supported architectures.
-    pub const ALL: [Self; 21] = [
-        Self::Llama,
-        Self::Mistral,
-        Self::Mistral3,
-        Self::Ministral3,
-        Self::Mixtral,
-        Self::Qwen2,
-        Self::Qwen2Moe,
-        Self::Qwen3,
-        Self::Qwen3Moe,
-        Self::Qwen3Vl,
-        Self::Qwen3VlMoe,
-        Self::Granite,
-        Self::GraniteMoeHybrid,
-        Self::SmolLm3,
-        Self::Olmo2,
-        Self::Olmo3,
-        Self::SeedOss,
-        Self::DeepseekV2,
-        Self::DeepseekV3,
-        Self::Phi3,
-        Self::LlamaEagle3,
-    ];
-
-    /// Name of the architecture in the field `architectures` of `config.json`.
-    #[must_use]
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Llama => "LlamaForCausalLM",
-            Self::Mistral => "MistralForCausalLM",
-            Self::Mistral3 => "Mistral3ForConditionalGeneration",
-            Self::Ministral3 => "Ministral3ForCausalLM",
-            Self::Mixtral => "MixtralForCausalLM",
-            Self::Qwen2 => "Qwen2ForCausalLM",
-            Self::Qwen2Moe => "Qwen2MoeForCausalLM",
-            Self::Qwen3 => "Qwen3ForCausalLM",
-            Self::Qwen3Moe => "Qwen3MoeForCausalLM",
-            Self::Qwen3Vl => "Qwen3VLForConditionalGeneration",
-            Self::Qwen3VlMoe => "Qwen3VLMoeForConditionalGeneration",
-            Self::Granite => "GraniteForCausalLM",
-            Self::GraniteMoeHybrid => "GraniteMoeHybridForCausalLM",
-            Self::SmolLm3 => "SmolLM3ForCausalLM",
-            Self::Olmo2 => "Olmo2ForCausalLM",
-            Self::Olmo3 => "Olmo3ForCausalLM",
-            Self::SeedOss => "SeedOssForCausalLM",
-            Self::DeepseekV2 => "DeepseekV2ForCausalLM",
-            Self::DeepseekV3 => "DeepseekV3ForCausalLM",
-            Self::Phi3 => "Phi3ForCausalLM",
-            Self::LlamaEagle3 => "LlamaForCausalLMEagle3",
-        }
-    }
-}
-
-impl fmt::Display for ModelArchitecture {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
     }
 }

@@ -7,6 +7,8 @@ use super::json_fields::JsonFields;
 
 /// Suffix of the names of architectures that generate text.
 const LANGUAGE_SUFFIX: &str = "ForCausalLM";
+/// Field that lists the tokens whose logits a classification head compares.
+const CLASSIFIER_TOKENS: &str = "classifier_from_token";
 
 /// Head after the final norm.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -56,7 +58,11 @@ impl CheckpointKind {
             if architecture.name() == name {
                 return Some(Self { architecture, head: ModelHead::Language });
             }
-            let family = architecture.name().strip_suffix(LANGUAGE_SUFFIX)?;
+            let family = match architecture {
+                // `Gemma3Model` and `Gemma3ForSequenceClassification` are multimodal.
+                ModelArchitecture::Gemma3 => "Gemma3Text",
+                _ => architecture.name().strip_suffix(LANGUAGE_SUFFIX)?,
+            };
             match name.strip_prefix(family)? {
                 "Model" => Some(Self { architecture, head: ModelHead::Absent }),
                 "ForSequenceClassification" => {
@@ -78,22 +84,8 @@ impl CheckpointKind {
 
 /// Reads the head of a checkpoint for sequence classification.
 fn classifier(fields: &JsonFields) -> Result<ModelHead, ModelConfigError> {
-    const TOKENS: &str = "classifier_from_token";
-    if let Some(tokens) = fields.strings(TOKENS)? {
-        let method = fields.text("method")?;
-        let is_original = fields.flag("is_original_qwen3_reranker", false)?;
-        if !is_original && method != Some("from_2_way_softmax") {
-            return Err(fields.unsupported(
-                "method",
-                "classifier_from_token needs from_2_way_softmax or is_original_qwen3_reranker",
-            ));
-        }
-        let [no, yes] = tokens[..] else {
-            return Err(
-                fields.unsupported(TOKENS, "the score compares two tokens, such as no and yes")
-            );
-        };
-        return Ok(ModelHead::TokenClassifier { tokens: [no, yes].map(str::to_owned) });
+    if let Some(tokens) = fields.strings(CLASSIFIER_TOKENS)? {
+        return token_classifier(fields, &tokens);
     }
     let listed = fields.object("id2label")?.map(|labels| labels.names().count() as u64);
     let labels = match fields.value("num_labels") {
@@ -107,6 +99,23 @@ fn classifier(fields: &JsonFields) -> Result<ModelHead, ModelConfigError> {
         );
     }
     Ok(ModelHead::Classifier { sigmoid: sigmoid(fields)? })
+}
+
+/// Reads the head that compares the logits of `tokens`.
+fn token_classifier(fields: &JsonFields, tokens: &[&str]) -> Result<ModelHead, ModelConfigError> {
+    let method = fields.text("method")?;
+    let is_original = fields.flag("is_original_qwen3_reranker", false)?;
+    if !is_original && method != Some("from_2_way_softmax") {
+        return Err(fields.unsupported(
+            "method",
+            "classifier_from_token needs from_2_way_softmax or is_original_qwen3_reranker",
+        ));
+    }
+    let &[no, yes] = tokens else {
+        return Err(fields
+            .unsupported(CLASSIFIER_TOKENS, "the score compares two tokens, such as no and yes"));
+    };
+    Ok(ModelHead::TokenClassifier { tokens: [no, yes].map(str::to_owned) })
 }
 
 /// Returns whether a sigmoid follows the classification head, according to the fields that

@@ -3,7 +3,7 @@
 use super::json_fields::JsonFields;
 use super::parse_config::{LAYER_LIMIT, WIDTH_LIMIT};
 use super::{ModelArchitecture, ModelConfigError, MoeConfig};
-use ops::{ExpertGroups, GroupScoreFunction, RouterScoreFunction};
+use ops::{ExpertGroups, GateActivation, GroupScoreFunction, RouterScoreFunction};
 
 const EXPERT_LIMIT: u64 = 1 << 14;
 /// Maximum number of experts, summed over all layers. It limits the weight table, which has three entries per
@@ -21,6 +21,7 @@ pub(super) fn moe(
         ModelArchitecture::Qwen3Moe => qwen3(fields, layers).map(Some),
         ModelArchitecture::Qwen3VlMoe => qwen3_vl(fields, layers).map(Some),
         ModelArchitecture::Mixtral => mixtral(fields).map(Some),
+        ModelArchitecture::GptOss => gpt_oss(fields).map(Some),
         ModelArchitecture::DeepseekV2 | ModelArchitecture::DeepseekV3 => {
             deepseek(fields, architecture, layers).map(Some)
         }
@@ -51,6 +52,8 @@ fn qwen3(fields: &JsonFields, layers: usize) -> Result<MoeConfig, ModelConfigErr
         scale: 1.0,
         sparse_step: fields.size_or_none("decoder_sparse_step", LAYER_LIMIT)?.unwrap_or(1),
         dense_layers: dense_layers(fields, layers)?,
+        activation: GateActivation::Silu,
+        has_biases: false,
     })
 }
 
@@ -93,7 +96,21 @@ fn mixtral(fields: &JsonFields) -> Result<MoeConfig, ModelConfigError> {
         scale: 1.0,
         sparse_step: 1,
         dense_layers: Vec::new(),
+        activation: GateActivation::Silu,
+        has_biases: false,
     })
+}
+
+/// Reads the MoE settings of gpt-oss, as transformers `modeling_gpt_oss.py` does: every layer has experts with
+/// biases and a clamped activation, and the softmax over the logits of the selected experts yields their routing
+/// weights.
+fn gpt_oss(fields: &JsonFields) -> Result<MoeConfig, ModelConfigError> {
+    const OTHER: &str = "experts_per_token";
+    fields.reject_disagreement("num_experts_per_tok", fields, OTHER)?;
+    let alpha = fields.positive_or_none("swiglu_alpha")?.unwrap_or(1.702) as f32;
+    let limit = fields.positive_or_none("swiglu_limit")?.unwrap_or(7.0) as f32;
+    let activation = GateActivation::ClampedSilu { alpha, limit };
+    Ok(MoeConfig { activation, has_biases: true, ..mixtral(fields)? })
 }
 
 /// Reads the number of routed experts of a layer from `field`, or from the alternative spelling `other`.
@@ -167,6 +184,8 @@ fn deepseek(
         scale: fields.positive_or_none("routed_scaling_factor")?.unwrap_or(1.0) as f32,
         sparse_step: 1,
         dense_layers: (0..dense.min(layers)).collect(),
+        activation: GateActivation::Silu,
+        has_biases: false,
     })
 }
 

@@ -4,6 +4,7 @@
 //! The size limits of fields are far above the values of every published model, but low enough that products
 //! of a few fields do not overflow u64 for any input.
 
+use super::gemma3::{self, logit_softcap};
 use super::heads::{HeadCounts, gqa_heads, mla_heads};
 use super::json_fields::JsonFields;
 use super::mla::mla;
@@ -12,14 +13,14 @@ use super::moe::moe;
 use super::rope::{RopeConfig, RopeScaling};
 use super::text_part::text_fields;
 use super::{
-    ActivationMultipliers, AttentionTemperatureConfig, CheckpointDType, Eagle3Config,
-    GenerationConfig, ModelArchitecture, ModelConfig, ModelConfigError, QuantizationConfig,
+    ActivationMultipliers, CheckpointDType, Eagle3Config, GenerationConfig, LayerAttentionConfig,
+    ModelArchitecture, ModelConfig, ModelConfigError, QuantizationConfig,
 };
 
 pub(super) const WIDTH_LIMIT: u64 = 1 << 20;
 pub(super) const VOCAB_LIMIT: u64 = 1 << 24;
 pub(super) const LAYER_LIMIT: u64 = 1 << 12;
-const POSITION_LIMIT: u64 = 1 << 24;
+pub(super) const POSITION_LIMIT: u64 = 1 << 24;
 
 pub(super) fn config(
     fields: &JsonFields,
@@ -28,7 +29,9 @@ pub(super) fn config(
     let CheckpointKind { architecture, head } = CheckpointKind::read(fields)?;
     let fields = &text_fields(fields, architecture)?;
     let fields = &RopeConfig::with_defaults(fields, architecture)?;
+    let fields = &gemma3::with_defaults(fields, architecture);
     reject_unsupported(fields, architecture)?;
+    gemma3::reject_unsupported(fields, architecture)?;
     reject_hybrid_layers(fields, architecture)?;
     let layers = fields.size("num_hidden_layers", LAYER_LIMIT)?;
     let hidden = fields.size("hidden_size", WIDTH_LIMIT)?;
@@ -41,7 +44,7 @@ pub(super) fn config(
     let max_positions = fields.size("max_position_embeddings", POSITION_LIMIT)?;
     let AttentionBiasFlags { qkv_bias, out_bias } = AttentionBiasFlags::read(fields, architecture)?;
     let config_eos = fields.tokens("eos_token_id")?;
-    let config = ModelConfig {
+    let mut config = ModelConfig {
         architecture,
         matryoshka: matryoshka(fields)?,
         vocab: fields.size("vocab_size", VOCAB_LIMIT)?,
@@ -55,7 +58,9 @@ pub(super) fn config(
         rope: RopeConfig::read(fields, architecture, max_positions)?,
         attention_temperature: RopeConfig::temperature(fields, architecture)?,
         nope_layers: nope_layers(fields, architecture, layers)?,
-        multipliers: ActivationMultipliers::read(fields, architecture)?,
+        layer_attention: None,
+        multipliers: ActivationMultipliers::read(fields, architecture, hidden)?,
+        logit_softcap: logit_softcap(fields, architecture)?,
         max_positions,
         // If a checkpoint has no LM head, the model is treated as tied, so that no memory is allocated for an
         // LM head.
@@ -70,13 +75,13 @@ pub(super) fn config(
         load_mtp: false,
         eagle: Eagle3Config::read(fields, architecture, hidden)?,
         moe: moe(fields, architecture, layers)?,
-        quantization: QuantizationConfig::read(fields)?,
+        quantization: QuantizationConfig::read(fields, architecture)?,
         dtype: dtype(fields)?,
         bos: generation.bos.or(fields.tokens("bos_token_id")?.first().copied()),
         eos: if generation.eos.is_empty() { config_eos } else { generation.eos.clone() },
         generation,
     };
-    reject_sliding_windows(fields, architecture, layers, config.context_max())?;
+    config.layer_attention = LayerAttentionConfig::read(fields, &config)?;
     check_rotary(fields, &config)?;
     match config.context_max() {
         longest if longest as u64 > POSITION_LIMIT => {
@@ -112,7 +117,8 @@ fn reject_unsupported(
     fields: &JsonFields,
     architecture: ModelArchitecture,
 ) -> Result<(), ModelConfigError> {
-    if fields.text("hidden_act")?.is_some_and(|act| act != "silu") {
+    let is_silu = |act: &str| act == "silu" || architecture.is_gemma3();
+    if fields.text("hidden_act")?.is_some_and(|act| !is_silu(act)) {
         return Err(fields.unsupported("hidden_act", "only silu is"));
     }
     if !fields.flag("is_causal", true)? {
@@ -152,103 +158,11 @@ fn reject_unsupported(
     Ok(())
 }
 
-/// Rejects configurations for which transformers would apply a sliding window to at least one layer.
-fn reject_sliding_windows(
-    fields: &JsonFields,
-    architecture: ModelArchitecture,
-    layers: usize,
-    context: usize,
-) -> Result<(), ModelConfigError> {
-    const WHY: &str = "every layer must attend to the whole context";
-    // Without `layer_types`, three of four layers of OLMo 3 have a window and RoPE settings of their own.
-    if architecture == ModelArchitecture::Olmo3 && fields.value("layer_types").is_none() {
-        return Err(fields.unsupported("layer_types", WHY));
-    }
-    if has_sliding_window(fields, architecture, layers, context)? {
-        return Err(fields.unsupported("sliding_window", WHY));
-    }
-    let types = fields.strings("layer_types")?.unwrap_or_default();
-    let is_full = |kind: &&str| {
-        let is_granite = architecture == ModelArchitecture::GraniteMoeHybrid;
-        *kind == "full_attention" || (is_granite && *kind == "attention")
-    };
-    if !types.iter().all(is_full) {
-        return Err(fields.unsupported("layer_types", WHY));
-    }
-    if !types.is_empty() && types.len() != layers {
-        let detail = format!("{} entries for {layers} layers", types.len());
-        return Err(fields.contradiction("layer_types", detail));
-    }
-    Ok(())
-}
-
-/// Whether fields other than `layer_types` make transformers apply a sliding window to at least one layer.
-fn has_sliding_window(
-    fields: &JsonFields,
-    architecture: ModelArchitecture,
-    layers: usize,
-    context: usize,
-) -> Result<bool, ModelConfigError> {
-    let window = fields.size_or_none("sliding_window", POSITION_LIMIT)?;
-    let has_window = window.is_some();
-    Ok(match architecture {
-        ModelArchitecture::Llama
-        | ModelArchitecture::Granite
-        | ModelArchitecture::GraniteMoeHybrid
-        | ModelArchitecture::Olmo2
-        | ModelArchitecture::Olmo3
-        | ModelArchitecture::SeedOss
-        | ModelArchitecture::Qwen3Vl
-        | ModelArchitecture::Qwen3VlMoe
-        | ModelArchitecture::DeepseekV2
-        | ModelArchitecture::DeepseekV3
-        | ModelArchitecture::LlamaEagle3 => false,
-        ModelArchitecture::SmolLm3 => {
-            // If `layer_types` is absent, the sliding window applies to the layers without RoPE.
-            let by_type = fields.value("layer_types").is_some();
-            let has_nope_layers = !nope_layers(fields, architecture, layers)?.is_empty();
-            !by_type && has_nope_layers && fields.flag("use_sliding_window", false)? && has_window
-        }
-        ModelArchitecture::Qwen2Moe => {
-            // The sliding window applies to the layers 0, 2, 4, … with an index below `max_window_layers`.
-            let below = fields.number_or_none("max_window_layers")?.unwrap_or(28.0);
-            let by_type = fields.value("layer_types").is_some();
-            !by_type && fields.flag("use_sliding_window", false)? && has_window && below > 0.0
-        }
-        // A window at least as long as the context has no effect.
-        ModelArchitecture::Mistral
-        | ModelArchitecture::Mistral3
-        | ModelArchitecture::Ministral3
-        | ModelArchitecture::Mixtral
-        | ModelArchitecture::Phi3 => {
-            let window = window.or(absent_window(fields, architecture));
-            window.is_some_and(|window| window < context)
-        }
-        ModelArchitecture::Qwen2 | ModelArchitecture::Qwen3 => {
-            let from = fields.number_or_none("max_window_layers")?.unwrap_or(28.0);
-            let by_type = fields.value("layer_types").is_some();
-            let has_window_layers = !by_type && from < layers as f64;
-            fields.flag("use_sliding_window", false)? && has_window && has_window_layers
-        }
-        ModelArchitecture::Qwen3Moe => fields.flag("use_sliding_window", false)? && has_window,
-    })
-}
-
 impl ModelArchitecture {
     /// Default of `tie_word_embeddings` if the configuration has no such field, as in transformers.
     const fn ties_by_default(self) -> bool {
-        matches!(self, Self::SmolLm3)
+        matches!(self, Self::SmolLm3 | Self::Gemma3 | Self::Gemma3Multimodal)
     }
-}
-
-/// Sliding window if `sliding_window` is absent: 4,096 tokens for Mistral (transformers
-/// `configuration_mistral.py`), else `None`. The value null means no window.
-fn absent_window(fields: &JsonFields, architecture: ModelArchitecture) -> Option<usize> {
-    let has_window = match architecture {
-        ModelArchitecture::Mistral3 => !AttentionTemperatureConfig::applies(fields, architecture),
-        _ => architecture == ModelArchitecture::Mistral,
-    };
-    (has_window && !fields.is_null("sliding_window")).then_some(4096)
 }
 
 /// Which attention projections have biases.
@@ -273,7 +187,10 @@ impl AttentionBiasFlags {
             | ModelArchitecture::GraniteMoeHybrid
             | ModelArchitecture::Olmo2
             | ModelArchitecture::Olmo3
-            | ModelArchitecture::SmolLm3 => both(fields.flag("attention_bias", false)?),
+            | ModelArchitecture::SmolLm3
+            | ModelArchitecture::Gemma3
+            | ModelArchitecture::Gemma3Multimodal => both(fields.flag("attention_bias", false)?),
+            ModelArchitecture::GptOss => both(fields.flag("attention_bias", true)?),
             ModelArchitecture::SeedOss => Self {
                 qkv_bias: fields.flag("attention_bias", true)?,
                 out_bias: fields.flag("attention_out_bias", false)?,

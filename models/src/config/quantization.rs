@@ -1,5 +1,5 @@
-//! Quantisation of linear layers: parser of `quantization_config` in the formats `fp8`, `compressed-tensors`
-//! and `modelopt`. Whether a weight is quantised depends on its dtype in the checkpoint; the configuration
+//! Quantisation of linear layers: parser of `quantization_config` in the formats `fp8`, `compressed-tensors`,
+//! `modelopt` and `mxfp4`. Whether a weight is quantised depends on its dtype in the checkpoint; the configuration
 //! defines the scales.
 
 mod compressed_tensors;
@@ -7,18 +7,22 @@ mod fp8;
 mod kv_scales;
 mod modelopt;
 mod module_pattern;
+mod mxfp4;
 
 pub use module_pattern::ModulePattern;
 
-use super::ModelConfigError;
 use super::json_fields::JsonFields;
+use super::{ModelArchitecture, ModelConfigError};
 use std::path::Path;
 
 /// Number of rows and of columns of the weight blocks that have one scale each, in block-quantised
 /// checkpoints.
 const BLOCK: usize = 128;
 
-/// Quantisation of a checkpoint with FP8 e4m3 weights: the format of each linear layer.
+/// Number of successive weights of an output channel that share a scale in MXFP4 checkpoints.
+pub(crate) const MXFP4_GROUP: usize = 32;
+
+/// Quantisation of a checkpoint with FP8 e4m3 or MXFP4 weights: the format of each linear layer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct QuantizationConfig {
     /// Groups of layers; all layers of a group have the same format. The first group with a matching name
@@ -68,6 +72,9 @@ pub enum CheckpointScaleGranularity {
     Channels,
     /// All weights of the layer share a scale. Activations have one scale per token, or a static scale.
     Tensor,
+    /// MXFP4: 32 successive weights of an output channel share a scale, a power of two (OCP Microscaling Formats
+    /// 1.0). The weights are dequantised when they are loaded, and activations are not quantised.
+    Mxfp4,
 }
 
 /// Rule for the activation scales of a layer.
@@ -89,7 +96,16 @@ impl CheckpointScaleGranularity {
             Self::Blocks => [BLOCK, BLOCK],
             Self::Channels => [1, cols.max(1)],
             Self::Tensor => [rows.max(1), cols.max(1)],
+            Self::Mxfp4 => [1, MXFP4_GROUP],
         }
+    }
+}
+
+impl LayerQuantization {
+    /// Whether weights in this format are FP8 e4m3.
+    #[must_use]
+    pub fn is_fp8(&self) -> bool {
+        self.scales != CheckpointScaleGranularity::Mxfp4
     }
 }
 
@@ -102,7 +118,10 @@ impl QuantizationConfig {
     }
 
     /// Reads `quantization_config`; returns an error for formats that are not supported.
-    pub(super) fn read(fields: &JsonFields) -> Result<Option<Self>, ModelConfigError> {
+    pub(super) fn read(
+        fields: &JsonFields,
+        architecture: ModelArchitecture,
+    ) -> Result<Option<Self>, ModelConfigError> {
         if fields.value("compression_config").is_some() {
             return Err(fields.unsupported("compression_config", "only quantization_config is"));
         }
@@ -112,9 +131,10 @@ impl QuantizationConfig {
             "fp8" => fp8::read(&object).map(Some),
             "compressed-tensors" => compressed_tensors::read(&object).map(Some),
             "modelopt" => modelopt::read(&object).map(Some),
+            "mxfp4" => mxfp4::read(&object, architecture).map(Some),
             _ => Err(object.unsupported(
                 "quant_method",
-                "fp8, compressed-tensors and modelopt are; serve the unquantised model, or a checkpoint in \
+                "fp8, compressed-tensors, modelopt and mxfp4 are; serve the unquantised model, or a checkpoint in \
                  one of these formats",
             )),
         }

@@ -146,7 +146,7 @@ fn unsupported_formats_are_rejected_by_name() {
     expect_error(
         json!({"quantization_config": {"quant_method": "gptq"}}),
         expect![[
-            r#"config.json: field `quantization_config.quant_method`: "gptq" is not supported: fp8, compressed-tensors and modelopt are; serve the unquantised model, or a checkpoint in one of these formats"#
+            r#"config.json: field `quantization_config.quant_method`: "gptq" is not supported: fp8, compressed-tensors, modelopt and mxfp4 are; serve the unquantised model, or a checkpoint in one of these formats"#
         ]],
     );
     let fp8 = |more: Value| with(json!({"quant_method": "fp8"}), more);

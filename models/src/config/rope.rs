@@ -1,10 +1,11 @@
 //! Parser of the RoPE settings: `rope_parameters` (new form), or `rope_theta` and `rope_scaling` (old form).
 //!
 //! The scaling type may be written as `type` or as `rope_type` in both forms. The following are rejected:
-//! dynamic scaling; partial rotation and longrope scaling of architectures other than Phi-3; parameters that
-//! differ between layer types; unknown parameters; and two spellings of a parameter with different values.
+//! dynamic scaling; partial rotation and longrope scaling of architectures other than Phi-3; unknown parameters; and
+//! two spellings of a parameter with different values. See `layer_rope` for settings by layer type.
 
 use super::json_fields::JsonFields;
+use super::layer_rope::{LOCAL_THETA, RopeSource, has_layer_types, reject_unread_settings};
 use super::temperature::{AttentionTemperatureConfig, BETA};
 use super::{ModelArchitecture, ModelConfigError};
 
@@ -80,23 +81,10 @@ pub enum RopeScaling {
     },
 }
 
-/// Base of the rotation frequencies if the configuration does not define one (`default_theta` in
-/// transformers).
-const fn default_theta(architecture: ModelArchitecture) -> f64 {
-    match architecture {
-        ModelArchitecture::Mixtral => 1_000_000.0,
-        ModelArchitecture::SmolLm3 => 2_000_000.0,
-        ModelArchitecture::Olmo3 | ModelArchitecture::Qwen3Vl | ModelArchitecture::Qwen3VlMoe => {
-            500_000.0
-        }
-        _ => 10_000.0,
-    }
-}
-
 /// Name of the object that contains the RoPE settings in the new form.
-const NEW_FORM: &str = "rope_parameters";
+pub(super) const NEW_FORM: &str = "rope_parameters";
 /// Name of the object that contains the RoPE settings in the old form.
-const OLD_FORM: &str = "rope_scaling";
+pub(super) const OLD_FORM: &str = "rope_scaling";
 /// Fields of `config.json` whose names begin with `rope_`.
 const ROPE_FIELDS: &[&str] = &[NEW_FORM, OLD_FORM, "rope_theta", "rope_interleave"];
 /// Fields of `rope_parameters` and `rope_scaling`.
@@ -124,25 +112,47 @@ const MROPE_PARAMETERS: &[&str] = &["mrope_section", "mrope_interleaved"];
 /// Parameters of the attention temperature. transformers ignores `max_position_embeddings` in the RoPE
 /// settings.
 const TEMPERATURE_PARAMETERS: &[&str] = &[BETA, "max_position_embeddings"];
-/// Parameters that some files store at the top level of `config.json`.
+/// Parameters, in addition to the base, that some files store at the top level of `config.json`.
 const TOP_LEVEL_PARAMETERS: &[&str] =
-    &["rope_theta", "original_max_position_embeddings", "partial_rotary_factor"];
+    &["original_max_position_embeddings", "partial_rotary_factor"];
 
 impl RopeConfig {
+    /// Reads the settings of the layers that attend to the whole context.
     pub(super) fn read(
         fields: &JsonFields,
         architecture: ModelArchitecture,
         max_positions: usize,
     ) -> Result<Self, ModelConfigError> {
-        let default_theta = default_theta(architecture);
-        let unknown = |name: &&str| name.starts_with("rope_") && !ROPE_FIELDS.contains(name);
+        let is_known = |name: &str| {
+            ROPE_FIELDS.contains(&name) || (name == LOCAL_THETA && architecture.is_gemma3())
+        };
+        let unknown = |name: &&str| name.starts_with("rope_") && !is_known(name);
         if let Some(name) = fields.names().find(unknown) {
             let why = format!("the known fields are {}", ROPE_FIELDS.join(", "));
             return Err(fields.unsupported(name, &why));
         }
-        let new = full_attention(fields.object(NEW_FORM)?, architecture)?;
-        let old = fields.object(OLD_FORM)?;
-        let theta = fields.positive_or_none("rope_theta")?;
+        let source = RopeSource::full(fields, architecture)?;
+        Self::read_from(fields, architecture, max_positions, source)
+    }
+
+    /// Reads the settings of the windowed layers.
+    pub(super) fn read_windowed(
+        fields: &JsonFields,
+        architecture: ModelArchitecture,
+        max_positions: usize,
+    ) -> Result<Self, ModelConfigError> {
+        let source = RopeSource::windowed(fields, architecture)?;
+        Self::read_from(fields, architecture, max_positions, source)
+    }
+
+    fn read_from(
+        fields: &JsonFields,
+        architecture: ModelArchitecture,
+        max_positions: usize,
+        source: RopeSource,
+    ) -> Result<Self, ModelConfigError> {
+        let RopeSource { new, old, theta_field, default_theta } = source;
+        let theta = fields.positive_or_none(theta_field)?;
         let partial = partial_rotary(fields, architecture)?;
         if let (Some(new), Some(old)) = (&new, &old) {
             reject_different_forms(new, old)?;
@@ -161,10 +171,11 @@ impl RopeConfig {
         let has_temperature = AttentionTemperatureConfig::applies(fields, architecture);
         let temperature = if has_temperature { TEMPERATURE_PARAMETERS } else { &[] };
         map.reject_unknown(&[PARAMETERS, mrope, temperature].concat())?;
-        if architecture == ModelArchitecture::Olmo3 {
+        if has_layer_types(architecture) {
             reject_unread_settings(fields, &map)?;
         }
         map.reject_disagreement("rope_type", &map, "type")?;
+        map.reject_disagreement("rope_theta", fields, theta_field)?;
         for parameter in TOP_LEVEL_PARAMETERS {
             map.reject_disagreement(parameter, fields, parameter)?;
         }
@@ -195,7 +206,8 @@ impl RopeConfig {
         AttentionTemperatureConfig::read(fields, architecture, map.as_ref())
     }
 
-    /// Adds the RoPE settings of Ministral 3 if `fields` has none (transformers `configuration_ministral3.py`).
+    /// Adds the RoPE settings of Ministral 3 or gpt-oss if `fields` has none (transformers
+    /// `configuration_ministral3.py`, `configuration_gpt_oss.py`).
     pub(super) fn with_defaults(
         fields: &JsonFields,
         architecture: ModelArchitecture,
@@ -203,51 +215,24 @@ impl RopeConfig {
         // transformers ignores an empty object in the old form.
         let old = fields.object(OLD_FORM)?.filter(|map| map.names().next().is_some());
         let has_settings = fields.object(NEW_FORM)?.or(old).is_some();
-        if has_settings || !AttentionTemperatureConfig::applies(fields, architecture) {
+        let settings = if has_settings {
             return Ok(fields.clone());
-        }
-        let settings = serde_json::json!({
-            "rope_type": "yarn", "rope_theta": 1e6, "factor": 16.0,
-            "original_max_position_embeddings": 16384, "beta_fast": 32.0, "beta_slow": 1.0,
-            "mscale": 1.0, "mscale_all_dim": 1.0, BETA: 0.1,
-        });
+        } else if architecture == ModelArchitecture::GptOss {
+            serde_json::json!({
+                "rope_type": "yarn", "factor": 32.0, "original_max_position_embeddings": 4096,
+                "beta_fast": 32.0, "beta_slow": 1.0, "truncate": false,
+            })
+        } else if AttentionTemperatureConfig::applies(fields, architecture) {
+            serde_json::json!({
+                "rope_type": "yarn", "rope_theta": 1e6, "factor": 16.0,
+                "original_max_position_embeddings": 16384, "beta_fast": 32.0, "beta_slow": 1.0,
+                "mscale": 1.0, "mscale_all_dim": 1.0, BETA: 0.1,
+            })
+        } else {
+            return Ok(fields.clone());
+        };
         let overrides = [(NEW_FORM.to_owned(), settings)].into_iter().collect();
         Ok(fields.clone().with(&overrides))
-    }
-}
-
-/// Returns the RoPE settings (new form) of the layers that attend to the whole context. OLMo 3 stores these
-/// settings in a separate object, and ignores all other RoPE settings in the new form (transformers
-/// `configuration_olmo3.py`).
-fn full_attention(
-    settings: Option<JsonFields>,
-    architecture: ModelArchitecture,
-) -> Result<Option<JsonFields>, ModelConfigError> {
-    const FIELD: &str = "full_attention";
-    if architecture != ModelArchitecture::Olmo3 {
-        return Ok(settings);
-    }
-    let Some(map) = settings else { return Ok(None) };
-    if let Some(name) = map.names().find(|name| !matches!(*name, FIELD | "sliding_attention")) {
-        return Err(map.unsupported(name, "OLMo 3 reads the objects of its layer types only"));
-    }
-    map.object(FIELD)
-}
-
-/// Rejects RoPE settings of OLMo 3 that transformers does not read and that therefore have no effect in
-/// transformers.
-fn reject_unread_settings(fields: &JsonFields, map: &JsonFields) -> Result<(), ModelConfigError> {
-    const ORIGINAL: &str = "original_max_position_embeddings";
-    // Without `rope_type`, transformers uses the type `default`.
-    if map.value("rope_type").is_none() && map.text("type")?.is_some_and(|kind| kind != "default") {
-        return Err(map.unsupported("type", "OLMo 3 reads `rope_type`"));
-    }
-    if !map.flag("truncate", true)? {
-        return Err(map.unsupported("truncate", "OLMo 3 does not read it"));
-    }
-    match (fields.value(ORIGINAL), map.value(ORIGINAL)) {
-        (Some(_), None) => Err(fields.unsupported(ORIGINAL, "it belongs to the RoPE settings")),
-        _ => Ok(()),
     }
 }
 

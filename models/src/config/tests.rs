@@ -233,7 +233,7 @@ fn phi3_has_longrope_and_partial_rotation() {
     assert!((attention_factor - (1.0 + 32f64.ln() / 4096f64.ln()).sqrt()).abs() < 1e-12);
     assert_eq!((*original_positions, config.context_max()), (4096.0, 131_072));
     for (members, field) in [
-        (json!({"sliding_window": 2047}), "sliding_window"),
+        (json!({"sliding_window": 0}), "sliding_window"),
         (json!({"partial_rotary_factor": 1.5}), "partial_rotary_factor"),
         (json!({"partial_rotary_factor": 0.5}), "rope_scaling"),
         (json!({"attention_bias": true}), "attention_bias"),
@@ -330,21 +330,13 @@ fn unsupported_attention_is_rejected_by_name() {
         ],
     );
     expect_error(
-        json!({"use_sliding_window": true, "sliding_window": 4096, "max_window_layers": 20}),
-        expect![
-            "config.json: field `sliding_window`: 4096 is not supported: every layer must attend to the whole context"
-        ],
-    );
-    expect_error(
-        json!({"architectures": ["MistralForCausalLM"], "sliding_window": 4096}),
-        expect![
-            "config.json: field `sliding_window`: 4096 is not supported: every layer must attend to the whole context"
-        ],
-    );
-    expect_error(
         json!({"layer_types": ["sliding_attention"]}),
+        expect!["config.json: field `layer_types`: 1 entries for 28 layers"],
+    );
+    expect_error(
+        json!({"layer_types": ["chunked_attention"]}),
         expect![[
-            r#"config.json: field `layer_types`: ["sliding_attention"] is not supported: every layer must attend to the whole context"#
+            r#"config.json: field `layer_types`: ["chunked_attention"] is not supported: supported are full_attention and sliding_attention"#
         ]],
     );
 }

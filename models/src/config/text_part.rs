@@ -14,8 +14,20 @@ const INHERITED: &[&str] =
 /// Field for which a value in the outermost object takes precedence over `text_config`.
 const TIE: &str = "tie_word_embeddings";
 /// Fields that may only be in `text_config`. In the outermost object they would have no effect.
-const TEXT_ONLY: &[&str] =
-    &["max_position_embeddings", "rope_scaling", "rope_parameters", "rope_theta", "sliding_window"];
+const TEXT_ONLY: &[&str] = &[
+    "max_position_embeddings",
+    "rope_scaling",
+    "rope_parameters",
+    "rope_theta",
+    "rope_local_base_freq",
+    "sliding_window",
+    "sliding_window_pattern",
+    "layer_types",
+    "query_pre_attn_scalar",
+    "attn_logit_softcapping",
+    "final_logit_softcapping",
+    "use_bidirectional_attention",
+];
 /// Spellings of the data type. A value in the outermost object takes precedence over `text_config`.
 const DTYPES: &[&str] = &["dtype", "torch_dtype"];
 
@@ -26,6 +38,7 @@ impl ModelArchitecture {
             Self::Mistral3 => &["mistral", "ministral3"],
             Self::Qwen3Vl => &["qwen3_vl_text"],
             Self::Qwen3VlMoe => &["qwen3_vl_moe_text"],
+            Self::Gemma3Multimodal => &["gemma3_text"],
             _ => &[],
         }
     }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::{
     LmHead, MtpModule, ResidualStream, RmsNormLayer, RotaryEmbedding, VocabParallelEmbedding,
 };
-use crate::config::{ActivationMultipliers, ModelHead};
+use crate::config::ModelHead;
 use crate::weight_table::SCORE;
 use crate::{
     ForwardContext, ForwardError, LoadedModel, Model, ModelConfig, ModelLoadError, Weights,
@@ -76,8 +76,8 @@ impl<L: DecoderLayer + Send + 'static> DecoderModel<L> {
         let mtp = config.load_mtp.then(|| mtp(config.layers)).transpose()?;
         let has_score = matches!(config.head, ModelHead::Classifier { .. });
         let score = has_score.then(|| w.host_matrix(SCORE)).transpose()?;
-        let ActivationMultipliers { embedding, residual, .. } = config.multipliers;
-        let (embedding_scale, residual_scale) = (embedding / residual, residual);
+        let residual_scale = config.multipliers.residual;
+        let embedding_scale = config.multipliers.embedding_in(w.ops().dtype()) / residual_scale;
         let model = Self { embed, layers, norm, lm_head, embedding_scale, residual_scale };
         Ok(LoadedModel { model: Box::new(model), score, mtp: mtp.map(|mtp| Box::new(mtp) as _) })
     }

@@ -17,6 +17,8 @@ pub(crate) struct LmHead {
     vocab: usize,
     /// Factor of the logits.
     scale: f32,
+    /// Logit softcap, which is applied after the factor.
+    softcap: Option<f32>,
 }
 
 impl VocabParallelEmbedding {
@@ -44,20 +46,20 @@ impl LmHead {
         config: &ModelConfig,
         w: &Weights<'_>,
     ) -> Result<(VocabParallelEmbedding, Self), ModelLoadError> {
-        let scale = 1.0 / config.multipliers.logits;
+        let (scale, softcap) = (1.0 / config.multipliers.logits, config.logit_softcap);
         if config.tied {
             let (rows, _) = w.ranks().vocab(config.vocab);
             let head = w.vocab_linear(EMBEDDING)?;
             let embedding = VocabParallelEmbedding(head.tied_embedding(rows.start));
-            return Ok((embedding, Self { head, vocab: config.vocab, scale }));
+            return Ok((embedding, Self { head, vocab: config.vocab, scale, softcap }));
         }
         let embedding = VocabParallelEmbedding::load(w, EMBEDDING, config.vocab)?;
-        Ok((embedding, Self { scale, ..Self::load(w, HEAD, config.vocab)? }))
+        Ok((embedding, Self { scale, softcap, ..Self::load(w, HEAD, config.vocab)? }))
     }
 
     /// Loads the LM head matrix `name` with `vocab` rows.
     pub(crate) fn load(w: &Weights<'_>, name: &str, vocab: usize) -> Result<Self, ModelLoadError> {
-        Ok(Self { head: w.vocab_linear(name)?, vocab, scale: 1.0 })
+        Ok(Self { head: w.vocab_linear(name)?, vocab, scale: 1.0, softcap: None })
     }
 
     /// Computes the logits of this rank's shard of the vocabulary, f32 `[rows, token ids of this rank]`, from
@@ -70,6 +72,9 @@ impl LmHead {
     ) -> Result<Tensor, ForwardError> {
         let mut logits = f.ops.linear_f32(hidden, &self.head)?;
         f.ops.scale(&mut logits, self.scale)?;
+        if let Some(cap) = self.softcap {
+            f.ops.softcap(&mut logits, cap)?;
+        }
         Ok(logits)
     }
 

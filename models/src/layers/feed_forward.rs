@@ -2,7 +2,7 @@
 
 use super::{GatedMlp, MoeMlp, ResidualStream, RmsNormLayer};
 use crate::{ForwardContext, ForwardError, ModelConfig, ModelLoadError, Weights};
-use ops::Tensor;
+use ops::{GateActivation, Tensor};
 
 /// MLP of a decoder layer, `x += mlp(norm(x))`: a dense MLP or a mixture of experts.
 #[derive(Debug)]
@@ -20,7 +20,7 @@ impl FeedForward {
     ) -> Result<Self, ModelLoadError> {
         Ok(match config.moe_at(i) {
             Some(moe) => Self::Sparse(Box::new(MoeMlp::load(moe, w, i)?)),
-            None => Self::Dense(GatedMlp::load(w, false)?),
+            None => Self::Dense(GatedMlp::load(w, false, GateActivation::Silu)?),
         })
     }
 

@@ -5,7 +5,7 @@ use super::{
     SublayerNormRefs,
 };
 use crate::{ForwardContext, ForwardError, ModelConfig, ModelLoadError, Weights};
-use ops::{AttentionLayerParams, DType, QkNormRopeParams, Tensor};
+use ops::{AttentionKeyRange, AttentionLayerParams, DType, QkNormRopeParams, Tensor};
 
 /// Attention of a decoder layer: `x += o_proj(softmax(rope(q) · rope(k)ᵀ · scale) · v)`, where `q`, `k` and
 /// `v` are projections of `norm(x)`, and `scale` is `ModelConfig::softmax_scale`. If the model has a QK norm,
@@ -24,7 +24,9 @@ pub(crate) struct GqaAttention {
 pub(crate) struct GqaAttentionCore {
     norm: Option<QkNorm>,
     rope: RotaryEmbedding,
-    shape: AttentionLayerParams,
+    shape: AttentionLayerParams<'static>,
+    /// Attention sinks of this rank's query heads, f32 `[heads]`.
+    sinks: Option<Tensor>,
     /// Number of query channels of this rank.
     query_channels: usize,
     /// Dequantisation scales of an fp8 KV cache: first of keys, then of values; 1 for other KV caches. The
@@ -56,15 +58,20 @@ const KV_CACHE_SCALES: [[&str; 6]; 2] = [
 
 /// RMS norms that are applied to each head of queries and keys.
 #[derive(Debug)]
-pub(crate) struct QkNorm {
+struct QkNorm {
     q: Tensor, // [head_dim]
     k: Tensor, // [head_dim]
     eps: f32,
 }
 
 impl QkNorm {
-    pub(crate) fn load(w: &Weights<'_>, eps: f32) -> Result<Self, ModelLoadError> {
-        Ok(Self { q: w.vector("q_norm.weight")?, k: w.vector("k_norm.weight")?, eps })
+    /// Loads the norms of an attention layer; `None` if the architecture has no QK norm per head.
+    fn load(config: &ModelConfig, w: &Weights<'_>) -> Result<Option<Self>, ModelLoadError> {
+        if !config.qk_norm() {
+            return Ok(None);
+        }
+        let [q, k] = [w.norm_vector("q_norm.weight")?, w.norm_vector("k_norm.weight")?];
+        Ok(Some(Self { q, k, eps: config.rms_eps }))
     }
 }
 
@@ -73,13 +80,12 @@ impl GqaAttention {
     pub(crate) fn load(
         config: &ModelConfig,
         w: &Weights<'_>,
-        norm: Option<QkNorm>,
         rope: &RotaryEmbedding,
         layer: usize,
     ) -> Result<Self, ModelLoadError> {
         let qkv_proj = ColumnParallelLinear::load_qkv(w, config)?;
         let full_norm = FullQkNorm::load(config, w)?;
-        let heads = GqaAttentionCore::load(config, w, norm, rope, layer)?;
+        let heads = GqaAttentionCore::load(config, w, rope, layer)?;
         Ok(Self { qkv_proj, full_norm, heads })
     }
 
@@ -101,7 +107,7 @@ impl GqaAttention {
         if let Some(factors) = &heads.rope.temperature {
             f.ops.attention_temperature(&mut qkv, factors, heads.query_channels, f.batch)?;
         }
-        let mut o = f.ops.rope_attention(&qkv, &weights, &heads.shape, f.kv, f.batch)?; // [tokens, q chans]
+        let mut o = f.ops.rope_attention(&qkv, &weights, &heads.shape(), f.kv, f.batch)?; // [tokens, q chans]
         if let Some(rows) = logits_indices {
             x.retain_rows(f, rows)?; // [rows, hidden size]
             o = f.ops.gather_rows(&o, rows)?; // [rows, query channels]
@@ -115,7 +121,6 @@ impl GqaAttentionCore {
     pub(crate) fn load(
         config: &ModelConfig,
         w: &Weights<'_>,
-        norm: Option<QkNorm>,
         rope: &RotaryEmbedding,
         layer: usize,
     ) -> Result<Self, ModelLoadError> {
@@ -128,11 +133,20 @@ impl GqaAttentionCore {
             }
             _ => [1.0; 2],
         };
+        // A window that is not shorter than any context has no effect.
+        let window = config.window_at(layer).filter(|window| *window < w.positions());
         let scale = config.softmax_scale() * kv_scales[0];
         Ok(Self {
-            norm,
+            norm: QkNorm::load(config, w)?,
             rope: rope.at_layer(layer),
-            shape: AttentionLayerParams { heads, layer, scale, first_position: 0 },
+            shape: AttentionLayerParams {
+                heads,
+                layer,
+                scale,
+                keys: AttentionKeyRange { first_position: 0, window },
+                sinks: None,
+            },
+            sinks: config.has_sinks().then(|| w.vector_f32("sinks")).transpose()?,
             query_channels: heads * config.head_dim,
             kv_scales,
             o_proj: RowParallelLinear::load_scaled(w, "o_proj", config.out_bias, kv_scales[1])?,
@@ -148,7 +162,8 @@ impl GqaAttentionCore {
         qkv: &Tensor,
     ) -> Result<(), ForwardError> {
         let q = self.write_kv(f, qkv)?; // [tokens, query channels]
-        let shape = AttentionLayerParams { first_position: 1, ..self.shape };
+        let keys = AttentionKeyRange { first_position: 1, ..self.shape.keys };
+        let shape = AttentionLayerParams { keys, ..self.shape() };
         let o = f.ops.paged_attention(&q, &shape, f.kv, f.batch)?; // [tokens, query channels]
         self.o_proj.add_to(f, x, &o, None) // [tokens, hidden size]; all-reduced over f.tp
     }
@@ -161,6 +176,10 @@ impl GqaAttentionCore {
     ) -> Result<Tensor, ForwardError> {
         let (ops, weights) = (f.ops, self.weights());
         Ok(ops.qk_norm_rope_kv_write(qkv, &weights, &self.shape, f.kv, f.batch)?)
+    }
+
+    fn shape(&self) -> AttentionLayerParams<'_> {
+        AttentionLayerParams { sinks: self.sinks.as_ref(), ..self.shape }
     }
 
     fn weights(&self) -> QkNormRopeParams<'_> {

@@ -2,7 +2,7 @@
 
 use super::{ResidualStream, RmsNormLayer};
 use crate::{ForwardContext, ForwardError, ModelConfig, ModelLoadError, Weights};
-use ops::{DownProjectionInput, PackedLinear, Tensor};
+use ops::{DownProjectionInput, GateActivation, GatedMlpWeights, PackedLinear, Tensor};
 
 /// Column-parallel linear layer `W x + b`: each rank computes a part of the output channels, without
 /// communication.
@@ -40,8 +40,8 @@ impl ColumnParallelLinear {
         x.normed_linear(f, norm, &self.0)
     }
 
-    /// Computes `silu(gate) · up`, where `gate` and `up` are the first and the second half of the output
-    /// channels of `norm(x) Wᵀ + b`. The result is the input of the layer `down`, in the form that
+    /// Computes the activation of gate and up, which are the first and the second half of the output channels
+    /// of `norm(x) Wᵀ + b`. The result is the input of the layer `down`, in the form that
     /// [`DownProjectionInput`] describes.
     pub(crate) fn forward_gated(
         &self,
@@ -49,8 +49,9 @@ impl ColumnParallelLinear {
         x: &mut ResidualStream,
         norm: Option<&RmsNormLayer>,
         down: &RowParallelLinear,
+        activation: GateActivation,
     ) -> Result<DownProjectionInput, ForwardError> {
-        x.normed_gated(f, norm, &self.0, &down.0)
+        x.normed_gated(f, norm, GatedMlpWeights { gate_up: &self.0, down: &down.0, activation })
     }
 }
 
@@ -81,8 +82,8 @@ impl RowParallelLinear {
         x.add_linear(f, h, &self.0, norm)
     }
 
-    /// Computes `x += norm(W (silu(gate) · up) + b)`, or `x += W (silu(gate) · up) + b` without a norm, where
-    /// `h` is this rank's output of `forward_gated`.
+    /// Computes `x += norm(W h + b)`, or `x += W h + b` without a norm, where `h` is this rank's output of
+    /// `forward_gated`.
     pub(crate) fn add_gated_to(
         &self,
         f: &ForwardContext<'_>,

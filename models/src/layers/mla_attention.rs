@@ -4,7 +4,10 @@
 use super::{ResidualStream, RmsNormLayer, RotaryEmbedding, RowParallelLinear};
 use crate::config::{MlaConfig, RopeScaling};
 use crate::{ForwardContext, ForwardError, ModelConfig, ModelLoadError, Weights};
-use ops::{AttentionLayerParams, MlaWeights, PackedLinear, PackedMlaUpProjections, Tensor};
+use ops::{
+    AttentionKeyRange, AttentionLayerParams, MlaWeights, PackedLinear, PackedMlaUpProjections,
+    Tensor,
+};
 
 /// Attention of a decoder layer: `x += o_proj(softmax(q · kᵀ · scale) · v)` with `h = norm(x)`. The KV cache
 /// row of a token is `[norm(c) | rope(k_pe)]`, where `[c | k_pe] = kv_a_proj h`, `c` has kv_lora_rank
@@ -18,7 +21,7 @@ pub(crate) struct MlaAttentionLayer {
     kv_a_norm: RmsNormLayer,
     heads: PackedMlaUpProjections,
     rope: RotaryEmbedding,
-    shape: AttentionLayerParams,
+    shape: AttentionLayerParams<'static>,
     o_proj: RowParallelLinear,
 }
 
@@ -71,7 +74,11 @@ impl MlaAttentionLayer {
                 layer,
                 scale: softmax_scale(config),
                 // An MTP module has no KV at position 0, because no hidden state precedes the first token.
-                first_position: usize::from(layer >= config.layers),
+                keys: AttentionKeyRange {
+                    first_position: usize::from(layer >= config.layers),
+                    window: None,
+                },
+                sinks: None,
             },
             o_proj: RowParallelLinear::load(w, "o_proj", false)?,
         })

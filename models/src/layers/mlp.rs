@@ -2,19 +2,26 @@
 
 use super::{ColumnParallelLinear, ResidualStream, RowParallelLinear, SublayerNormRefs};
 use crate::{ForwardContext, ForwardError, ModelLoadError, Weights};
+use ops::GateActivation;
 
-/// Dense MLP of a decoder layer: `x += down_proj(silu(gate_proj h) · up_proj h)` with `h = norm(x)`.
+/// Dense MLP of a decoder layer: `x += down_proj(activation(gate_proj h, up_proj h))` with `h =
+/// norm(x)`.
 #[derive(Debug)]
 pub(crate) struct GatedMlp {
     gate_up_proj: ColumnParallelLinear,
     down_proj: RowParallelLinear,
+    activation: GateActivation,
 }
 
 impl GatedMlp {
-    pub(crate) fn load(w: &Weights<'_>, bias: bool) -> Result<Self, ModelLoadError> {
+    pub(crate) fn load(
+        w: &Weights<'_>,
+        bias: bool,
+        activation: GateActivation,
+    ) -> Result<Self, ModelLoadError> {
         let gate_up_proj = ColumnParallelLinear::load(w, &["gate_proj", "up_proj"], bias)?;
         let down_proj = RowParallelLinear::load(w, "down_proj", bias)?;
-        Ok(Self { gate_up_proj, down_proj })
+        Ok(Self { gate_up_proj, down_proj, activation })
     }
 
     pub(crate) fn forward<'a>(
@@ -25,7 +32,8 @@ impl GatedMlp {
     ) -> Result<(), ForwardError> {
         let norms = norms.into();
         // [tokens, intermediate size], or [tokens, 2 · intermediate size] for `DownProjectionInput::GateUp`.
-        let h = self.gate_up_proj.forward_gated(f, x, norms.input, &self.down_proj)?;
-        self.down_proj.add_gated_to(f, x, &h, norms.output) // [tokens, hidden size]; all-reduced over f.tp
+        let Self { gate_up_proj, down_proj, activation } = self;
+        let h = gate_up_proj.forward_gated(f, x, norms.input, down_proj, *activation)?;
+        down_proj.add_gated_to(f, x, &h, norms.output) // [tokens, hidden size]; all-reduced over f.tp
     }
 }

@@ -23,7 +23,7 @@ pub(crate) use decoder::{DecoderLayer, DecoderModel};
 pub(crate) use embedding::{LmHead, VocabParallelEmbedding};
 pub(crate) use feed_forward::FeedForward;
 pub(crate) use full_qk_norm::FullQkNorm;
-pub(crate) use gqa_attention::{GqaAttention, GqaAttentionCore, QkNorm};
+pub(crate) use gqa_attention::{GqaAttention, GqaAttentionCore};
 pub(crate) use linear::{ColumnParallelLinear, RowParallelLinear};
 pub(crate) use mla_attention::MlaAttentionLayer;
 pub(crate) use mlp::GatedMlp;

@@ -5,7 +5,7 @@ use super::{ResidualStream, RmsNormLayer};
 use crate::config::MoeConfig;
 use crate::{ForwardContext, ForwardError, ModelLoadError, Weights};
 use ops::{
-    ExpertsPerToken, Ops, PackedExperts, PackedLinear, RouterRule, SecondaryStream,
+    ExpertsPerToken, GateActivation, Ops, PackedExperts, PackedLinear, RouterRule, SecondaryStream,
     SharedExpertPlan, Tensor,
 };
 
@@ -51,7 +51,7 @@ impl MoeMlp {
         };
         let shared_gate = config.has_shared_gate.then(|| w.linear(&["shared_expert_gate"], false));
         Ok(Self {
-            router: w.linear(&["gate"], false)?,
+            router: w.linear(&["gate"], config.has_biases)?,
             experts,
             placement: w.expert_placement(layer, config.experts)?,
             shared,
@@ -169,7 +169,9 @@ impl SharedExpert {
     /// Computes this rank's partial sum of the shared expert output for `h [tokens, hidden size]`; the result
     /// has the shape of `h`.
     fn forward(&self, ops: &Ops, h: &Tensor) -> Result<Tensor, ForwardError> {
-        let inner = ops.linear_silu_mul(h, &self.gate_up_proj)?; // [tokens, intermediate size]
+        let activation = GateActivation::Silu;
+        // [tokens, intermediate size]
+        let inner = ops.linear_activation(h, &self.gate_up_proj, activation)?;
         Ok(ops.linear(&inner, &self.down_proj)?)
     }
 }

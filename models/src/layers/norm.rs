@@ -5,7 +5,8 @@ use crate::{ModelConfig, ModelLoadError, Weights};
 use ops::{RmsNormParams, Tensor};
 
 /// RMS norm: `weight · cast(x / sqrt(mean(x²) + eps))`. The normalised value is computed in f32 and cast to
-/// the dtype of `x` before the multiplication.
+/// the dtype of `x` before the multiplication. If the weight is f32 and `x` is not, the product is computed in
+/// f32 and cast once.
 #[derive(Debug)]
 pub(crate) struct RmsNormLayer {
     pub(crate) weight: Tensor, // [channels]
@@ -14,7 +15,7 @@ pub(crate) struct RmsNormLayer {
 
 impl RmsNormLayer {
     pub(crate) fn load(w: &Weights<'_>, eps: f32) -> Result<Self, ModelLoadError> {
-        Ok(Self { weight: w.vector("weight")?, eps })
+        Ok(Self { weight: w.norm_vector("weight")?, eps })
     }
 
     pub(crate) fn as_op(&self) -> RmsNormParams<'_> {
@@ -56,6 +57,13 @@ impl SublayerNorms {
             NormPlacement::Output => [
                 Self { input: None, output: load("post_attention_layernorm")? },
                 Self { input: None, output: load("post_feedforward_layernorm")? },
+            ],
+            NormPlacement::Both => [
+                Self { input: load("input_layernorm")?, output: load("post_attention_layernorm")? },
+                Self {
+                    input: load("pre_feedforward_layernorm")?,
+                    output: load("post_feedforward_layernorm")?,
+                },
             ],
         })
     }

@@ -5,7 +5,7 @@
 use super::RmsNormLayer;
 use crate::{ForwardContext, ForwardError};
 use collectives::AllReduceNormArgs;
-use ops::{DownProjectionInput, PackedLinear, Tensor};
+use ops::{DownProjectionInput, GatedMlpWeights, PackedLinear, Tensor};
 
 /// Residual stream `[tokens, hidden size]`: the value is `x + pending`.
 #[derive(Debug)]
@@ -92,28 +92,26 @@ impl ResidualStream {
         })
     }
 
-    /// Adds the pending delta (output of attention or of an MLP) to the stream and returns `silu(gate) · up`,
-    /// where `gate` and `up` are the first and the second half of the output channels of `norm(x) Wᵀ + bias`
-    /// (`x Wᵀ + bias` without a norm), and `x` is the sum. The result is the input of the layer `down`.
+    /// Adds the pending delta (output of attention or of an MLP) to the stream and returns the input of the
+    /// down projection of the gated MLP `mlp` over `norm(x)` (`x` without a norm), where `x` is the sum.
     pub(crate) fn normed_gated(
         &mut self,
         f: &ForwardContext<'_>,
         norm: Option<&RmsNormLayer>,
-        gate_up: &PackedLinear,
-        down: &PackedLinear,
+        mlp: GatedMlpWeights<'_>,
     ) -> Result<DownProjectionInput, ForwardError> {
         let Some(norm) = norm else {
-            return Ok(f.ops.linear_gated(self.summed(f)?, gate_up, down)?);
+            return Ok(f.ops.linear_gated(self.summed(f)?, mlp)?);
         };
         if self.pending.as_ref().is_some_and(|pending| pending.partial) {
-            return Ok(f.ops.linear_gated(&self.normed(f, norm)?, gate_up, down)?);
+            return Ok(f.ops.linear_gated(&self.normed(f, norm)?, mlp)?);
         }
         let (ops, weight) = (f.ops, norm.as_op());
         Ok(match self.pending.take() {
             Some(PendingDelta { delta, .. }) => {
-                ops.add_norm_linear_gated(&mut self.x, &delta, weight, gate_up, down)?
+                ops.add_norm_linear_gated(&mut self.x, &delta, weight, mlp)?
             }
-            None => ops.norm_linear_gated(&self.x, weight, gate_up, down)?,
+            None => ops.norm_linear_gated(&self.x, weight, mlp)?,
         })
     }
 
@@ -137,8 +135,8 @@ impl ResidualStream {
         delta.map_or(Ok(()), |delta| self.add_partial(f, delta))
     }
 
-    /// Computes `x += norm((silu(gate) · up) Wᵀ + bias)`, or `x += (silu(gate) · up) Wᵀ + bias` without a
-    /// norm; the products are summed over the tensor-parallel ranks.
+    /// Computes `x += norm(h Wᵀ + bias)`, or `x += h Wᵀ + bias` without a norm, for the input `h` of a down
+    /// projection; the products are summed over the tensor-parallel ranks.
     pub(crate) fn add_gated_linear(
         &mut self,
         f: &ForwardContext<'_>,

@@ -10,69 +10,91 @@ use ops::{RopeTable, Tensor};
 use std::f64::consts::TAU;
 use std::sync::Arc;
 
-/// Table of cosines and sines by position, shared by all layers.
+/// Tables of cosines and sines by position, shared by all layers of a kind.
 #[derive(Debug, Clone)]
 pub(crate) struct RotaryEmbedding {
     pub(crate) table: Arc<RopeTable>,
-    nope: Option<NopeTable>,
+    /// Tables of the layers that differ from `table`. A layer uses the first table that lists it.
+    others: Arc<[LayerRopeTable]>,
     /// Attention temperature: factor of the queries of each position, f32 `[positions]`; `None` = all factors are 1.
     pub(crate) temperature: Option<Arc<Tensor>>,
 }
 
-/// Table for layers without RoPE (NoPE): all angles are 0, so that queries and keys are not changed.
-#[derive(Debug, Clone)]
-struct NopeTable {
+/// Table of some layers: of layers without RoPE (NoPE), for which all angles are 0, so that queries and keys are not
+/// changed; or of layers with a sliding window and RoPE settings of their own.
+#[derive(Debug)]
+struct LayerRopeTable {
     table: Arc<RopeTable>,
     /// Indices of the layers.
-    layers: Arc<[usize]>,
+    layers: Vec<usize>,
 }
 
 impl RotaryEmbedding {
-    /// Creates the table for all positions up to the longest context that requests can use.
+    /// Creates the tables for all positions up to the longest context that requests can use.
     pub(crate) fn load(config: &ModelConfig, w: &Weights<'_>) -> Result<Self, ModelLoadError> {
         let half = config.rotary() / 2;
-        let rotated = config.rotated_channels();
-        let mut frequencies = frequencies(&config.rope, rotated, w.positions());
-        let scale = match config.rope.scaling {
-            RopeScaling::Yarn { attention_factor, .. }
-            | RopeScaling::LongRope { attention_factor, .. } => attention_factor as f32,
-            _ => 1.0,
-        };
-        let mut scales = vec![scale; frequencies.len()];
-        // Channels that RoPE does not rotate (see `RotaryRowOrder`) have the angle 0.
-        frequencies.resize(half, 0.0);
-        scales.resize(half, 1.0);
-        let angles = || {
-            let at = |position: usize| frequencies.iter().map(move |f| position as f32 * f);
-            (0..w.positions()).flat_map(at)
-        };
-        let scales = || scales.iter().cycle();
-        let cos: Vec<f32> = angles().zip(scales()).map(|(a, scale)| a.cos() * scale).collect();
-        let sin: Vec<f32> = angles().zip(scales()).map(|(a, scale)| a.sin() * scale).collect();
-        let table = |cos: &[f32], sin: &[f32]| {
-            let table = w.ops().rope_table(cos, sin, half).map_err(|e| w.device("rope", e))?;
-            Ok::<_, ModelLoadError>(Arc::new(table))
-        };
-        let nope = match &config.nope_layers[..] {
-            [] => None,
-            layers => {
-                let table = table(&vec![1.0; cos.len()], &vec![0.0; sin.len()])?;
-                Some(NopeTable { table, layers: layers.into() })
-            }
-        };
-        let temperature = temperature(config, w)?;
-        Ok(Self { table: table(&cos, &sin)?, nope, temperature })
+        let mut others = Vec::new();
+        if !config.nope_layers.is_empty() {
+            let count = w.positions() * half;
+            let table = upload(w, &vec![1.0; count], &vec![0.0; count], half)?;
+            others.push(LayerRopeTable { table, layers: config.nope_layers.clone() });
+        }
+        if let Some(attention) = &config.layer_attention
+            && let Some(rope) = &attention.rope
+        {
+            let layers = (0..config.layers).filter(|&i| attention.is_windowed(i)).collect();
+            let table = table(rope, config.rotated_channels(), half, w)?;
+            others.push(LayerRopeTable { table, layers });
+        }
+        let table = table(&config.rope, config.rotated_channels(), half, w)?;
+        Ok(Self { table, others: others.into(), temperature: temperature(config, w)? })
     }
 
-    /// Returns the rotary embedding of layer `layer`; layers without RoPE have a separate table.
+    /// Returns the rotary embedding of layer `layer`.
     pub(crate) fn at_layer(&self, layer: usize) -> Self {
-        match &self.nope {
-            Some(nope) if nope.layers.contains(&layer) => {
-                Self { table: Arc::clone(&nope.table), nope: None, ..self.clone() }
-            }
-            _ => self.clone(),
+        match self.others.iter().find(|other| other.layers.contains(&layer)) {
+            Some(other) => Self { table: Arc::clone(&other.table), ..self.clone() },
+            None => self.clone(),
         }
     }
+}
+
+/// Computes and uploads the table for `half` channel pairs per head, of which the first `rotated / 2` are rotated.
+fn table(
+    rope: &RopeConfig,
+    rotated: usize,
+    half: usize,
+    w: &Weights<'_>,
+) -> Result<Arc<RopeTable>, ModelLoadError> {
+    let mut frequencies = frequencies(rope, rotated, w.positions());
+    let scale = match rope.scaling {
+        RopeScaling::Yarn { attention_factor, .. }
+        | RopeScaling::LongRope { attention_factor, .. } => attention_factor as f32,
+        _ => 1.0,
+    };
+    let mut scales = vec![scale; frequencies.len()];
+    // Channels that RoPE does not rotate (see `RotaryRowOrder`) have the angle 0.
+    frequencies.resize(half, 0.0);
+    scales.resize(half, 1.0);
+    let angles = || {
+        let at = |position: usize| frequencies.iter().map(move |f| position as f32 * f);
+        (0..w.positions()).flat_map(at)
+    };
+    let scales = || scales.iter().cycle();
+    let cos: Vec<f32> = angles().zip(scales()).map(|(a, scale)| a.cos() * scale).collect();
+    let sin: Vec<f32> = angles().zip(scales()).map(|(a, scale)| a.sin() * scale).collect();
+    upload(w, &cos, &sin, half)
+}
+
+/// Uploads cosines and sines, `[positions, half]` each.
+fn upload(
+    w: &Weights<'_>,
+    cos: &[f32],
+    sin: &[f32],
+    half: usize,
+) -> Result<Arc<RopeTable>, ModelLoadError> {
+    let table = w.ops().rope_table(cos, sin, half).map_err(|e| w.device("rope", e))?;
+    Ok(Arc::new(table))
 }
 
 /// Uploads the factors of the attention temperature for all positions; returns `None` if every factor is 1.

@@ -7,6 +7,7 @@ mod tokenizer;
 mod values;
 mod write;
 
+pub(crate) use synth_tensor::mxfp4_generators;
 pub(crate) use values::SynthDraftVocab;
 pub use values::{SynthDistribution, SynthValueGenerator};
 pub use write::{SynthDType, SynthError, SynthOptions, write};

@@ -3,9 +3,9 @@
 use super::values::{SynthDistribution, SynthDraftVocab, SynthValueGenerator};
 use super::write::{SynthDType, SynthOptions};
 use crate::ModelConfig;
-use crate::config::{ActivationScheme, CheckpointScaleGranularity, LayerQuantization};
+use crate::config::{ActivationScheme, CheckpointScaleGranularity, LayerQuantization, MXFP4_GROUP};
 use crate::weight_table::{ScaleSpec, TensorSpec, mtp_copies, tensors};
-use crate::weights::{FusedWeightLocation, family_name};
+use crate::weights::{BLOCKS, FusedWeightLocation, GROUP_BYTES, SCALES, family_name};
 use half::{bf16, f16};
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
@@ -23,8 +23,27 @@ pub(super) struct SynthTensor {
     element: SynthElementType,
     /// Weights that the tensor contains, in row order.
     parts: Vec<SynthWeight>,
-    /// Number of weights per matrix if the matrices of the tensor are written transposed; otherwise `None`.
-    transposed_parts: Option<usize>,
+    order: SynthElementOrder,
+}
+
+/// Order in which the elements of a tensor are written.
+#[derive(Clone, Copy)]
+enum SynthElementOrder {
+    /// Weight by weight, row by row.
+    RowMajor,
+    /// Each matrix transposed: input by input, and for each input the rows of all weights of the matrix.
+    Transposed(StackedWeights),
+    /// Row by row; the rows of the weights of a matrix alternate.
+    Alternating(StackedWeights),
+}
+
+/// Weights that a matrix of a fused tensor stacks.
+#[derive(Clone, Copy)]
+struct StackedWeights {
+    /// Number of weights per matrix.
+    count: usize,
+    /// Whether the rows of the weights alternate.
+    alternate: bool,
 }
 
 /// Weight that a synthetic tensor contains.
@@ -42,6 +61,10 @@ enum SynthElementType {
     BF16,
     F16,
     E4m3,
+    /// MXFP4 elements, two per byte.
+    E2m1,
+    /// Scales of MXFP4 elements.
+    E8m0,
     /// I64 offsets from draft token ids to target token ids (EAGLE-3).
     Offsets(SynthDraftVocab),
     /// Flag per target token id: whether any draft token id maps to it.
@@ -62,7 +85,7 @@ pub(super) fn all_tensors(config: &ModelConfig, options: &SynthOptions) -> Vec<S
             shape: vec![config.vocab],
             element,
             parts: vec![SynthWeight { generator, shape: [config.vocab, 1] }],
-            transposed_parts: None,
+            order: SynthElementOrder::RowMajor,
         }
     });
     let copy = |(copy, of): (String, &str)| {
@@ -105,8 +128,11 @@ fn stored(spec: &TensorSpec, options: &SynthOptions, config: &ModelConfig) -> Ve
         let rows = shape.first().copied().unwrap_or(1);
         let part = SynthWeight { generator, shape: [rows, shape.iter().product::<usize>() / rows] };
         let (name, parts) = (name.to_owned(), vec![part]);
-        SynthTensor { name, shape, element, parts, transposed_parts: None }
+        SynthTensor { name, shape, element, parts, order: SynthElementOrder::RowMajor }
     };
+    if let Some(tensors) = mxfp4_tensors(spec, options.seed, config) {
+        return tensors;
+    }
     let mut tensors = if let Some(scales) = spec.quantized() {
         quantized_tensors(spec, scales, tensor)
     } else {
@@ -129,7 +155,9 @@ fn stored(spec: &TensorSpec, options: &SynthOptions, config: &ModelConfig) -> Ve
         for tensor in &mut tensors {
             tensor.name = tensor.name.replacen(&spec.name, &fused.name, 1);
             tensor.shape = fused.shape(&tensor.shape);
-            tensor.transposed_parts = fused.transposed.then_some(fused.projections);
+            if fused.transposed {
+                tensor.order = SynthElementOrder::Transposed(StackedWeights::of(&fused));
+            }
         }
     }
     tensors
@@ -154,6 +182,43 @@ fn quantized_tensors(
     let weight = tensor(&spec.name, spec.shape.clone(), SynthElementType::E4m3, spec.values);
     let scales = tensor(&name, shape, SynthElementType::F32, SynthDistribution::Scale);
     [weight, scales].into_iter().chain(input).collect()
+}
+
+/// Tensors that are stored for a weight in MXFP4, as parts of fused tensors: elements and scales. `None` for other
+/// weights.
+fn mxfp4_tensors(spec: &TensorSpec, seed: u64, config: &ModelConfig) -> Option<Vec<SynthTensor>> {
+    spec.quantized_mxfp4()?;
+    let fused = FusedWeightLocation::of(spec, config)?;
+    let [elements, scales] = mxfp4_generators(spec, seed);
+    let [rows, inputs] = spec.matrix();
+    let groups = inputs.div_ceil(MXFP4_GROUP);
+    let grid = vec![fused.experts?, fused.rows, groups];
+    let blocks = [grid.clone(), vec![GROUP_BYTES]].concat();
+    let tensor = |suffix, shape, element, generator, cols| SynthTensor {
+        name: format!("{}{suffix}", fused.name),
+        shape,
+        element,
+        parts: vec![SynthWeight { generator, shape: [rows, cols] }],
+        order: SynthElementOrder::Alternating(StackedWeights::of(&fused)),
+    };
+    Some(vec![
+        tensor(BLOCKS, blocks, SynthElementType::E2m1, elements, groups * GROUP_BYTES),
+        tensor(SCALES, grid, SynthElementType::E8m0, scales, groups),
+    ])
+}
+
+/// Generators of the elements and of the scales of a weight in MXFP4.
+pub(crate) fn mxfp4_generators(spec: &TensorSpec, seed: u64) -> [SynthValueGenerator; 2] {
+    let [_, inputs] = spec.matrix();
+    let scales = format!("{}_scale", spec.name);
+    [(&spec.name, spec.values), (&scales, SynthDistribution::GroupScale)]
+        .map(|(name, values)| SynthValueGenerator::new(name, seed, values, inputs))
+}
+
+impl StackedWeights {
+    const fn of(fused: &FusedWeightLocation) -> Self {
+        Self { count: fused.projections, alternate: fused.row_step > 1 }
+    }
 }
 
 /// Element type of a weight that is not quantised.
@@ -183,7 +248,10 @@ impl SynthTensor {
                 SynthElementType::Offsets(_) => 8,
                 SynthElementType::F32 => 4,
                 SynthElementType::BF16 | SynthElementType::F16 => 2,
-                SynthElementType::E4m3 | SynthElementType::DraftableFlags(_) => 1,
+                SynthElementType::E4m3
+                | SynthElementType::E2m1
+                | SynthElementType::E8m0
+                | SynthElementType::DraftableFlags(_) => 1,
             }
     }
 
@@ -194,34 +262,79 @@ impl SynthTensor {
             SynthElementType::BF16 => "BF16",
             SynthElementType::F16 => "F16",
             SynthElementType::E4m3 => "F8_E4M3",
+            SynthElementType::E2m1 | SynthElementType::E8m0 => "U8",
             SynthElementType::Offsets(_) => "I64",
             SynthElementType::DraftableFlags(_) => "BOOL",
         }
     }
 
-    /// Writes all elements of the tensor in row-major order, as encoded in the weight file.
+    /// Writes all elements of the tensor, as encoded in the weight file.
     pub(super) fn write(&self, to: &mut impl Write) -> io::Result<()> {
-        let Some(parts) = self.transposed_parts else {
-            for part in &self.parts {
-                let [rows, cols] = part.shape;
-                for i in 0..(rows * cols) as u64 {
-                    self.element.write(to, &part.generator, i)?;
-                }
+        match self.order {
+            SynthElementOrder::RowMajor => {
+                let all = StackedWeights { count: 1, alternate: false };
+                self.parts.chunks(1).try_for_each(|matrix| self.write_rows(to, matrix, all))
             }
-            return Ok(());
-        };
-        for matrix in self.parts.chunks(parts) {
-            let inputs = matrix[0].shape[1];
-            for input in 0..inputs {
-                for part in matrix {
-                    for row in 0..part.shape[0] {
-                        let i = (row * inputs + input) as u64;
-                        self.element.write(to, &part.generator, i)?;
-                    }
-                }
+            SynthElementOrder::Alternating(stacked) => {
+                let mut matrices = self.parts.chunks(stacked.count);
+                matrices.try_for_each(|matrix| self.write_rows(to, matrix, stacked))
+            }
+            SynthElementOrder::Transposed(stacked) => {
+                let mut matrices = self.parts.chunks(stacked.count);
+                matrices.try_for_each(|matrix| self.write_transposed(to, matrix, stacked))
+            }
+        }
+    }
+
+    fn write_rows(
+        &self,
+        to: &mut impl Write,
+        matrix: &[SynthWeight],
+        stacked: StackedWeights,
+    ) -> io::Result<()> {
+        for StackedRow { part, row } in stacked.rows(matrix) {
+            let cols = part.shape[1];
+            for i in row * cols..(row + 1) * cols {
+                self.element.write(to, &part.generator, i as u64)?;
             }
         }
         Ok(())
+    }
+
+    fn write_transposed(
+        &self,
+        to: &mut impl Write,
+        matrix: &[SynthWeight],
+        stacked: StackedWeights,
+    ) -> io::Result<()> {
+        let inputs = matrix.first().map_or(0, |part| part.shape[1]);
+        for input in 0..inputs {
+            for StackedRow { part, row } in stacked.rows(matrix) {
+                self.element.write(to, &part.generator, (row * inputs + input) as u64)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Row of a matrix of a fused tensor.
+struct StackedRow<'a> {
+    /// Weight to which the row belongs.
+    part: &'a SynthWeight,
+    /// Index of the row in the weight.
+    row: usize,
+}
+
+impl StackedWeights {
+    /// Rows of the weights in `matrix`, in the order in which the matrix stacks them.
+    fn rows(self, matrix: &[SynthWeight]) -> impl Iterator<Item = StackedRow<'_>> {
+        let each = matrix.first().map_or(0, |part| part.shape[0]);
+        let count = matrix.len();
+        (0..each * count).map(move |i| {
+            let (part, row) =
+                if self.alternate { (i % count, i / count) } else { (i / each, i % each) };
+            StackedRow { part: &matrix[part], row }
+        })
     }
 }
 
@@ -233,6 +346,8 @@ impl SynthElementType {
             Self::BF16 => to.write_all(&bf16::from_f32(values.value(i)).to_le_bytes()),
             Self::F16 => to.write_all(&f16::from_f32(values.value(i)).to_le_bytes()),
             Self::E4m3 => to.write_all(&[values.e4m3(i)]),
+            Self::E2m1 => to.write_all(&[values.e2m1(2 * i) | values.e2m1(2 * i + 1) << 4]),
+            Self::E8m0 => to.write_all(&[values.e8m0(i)]),
             Self::Offsets(draft_vocab) => to.write_all(&draft_vocab.offset(i).to_le_bytes()),
             Self::DraftableFlags(draft_vocab) => to.write_all(&[draft_vocab.contains(i).into()]),
         }

@@ -20,6 +20,26 @@ const LLAMA3: &[&str] = &[
 const PHI: &[&str] = &["<|endoftext|>", "<|system|>", "<|user|>", "<|assistant|>", "<|end|>"];
 const MISTRAL: &[&str] = &["<s>", "</s>", "[INST]", "[/INST]"];
 
+const GEMMA: &[&str] = &["<bos>", "<eos>", "<start_of_turn>", "<end_of_turn>"];
+
+const HARMONY: &[&str] = &[
+    "<|startoftext|>",
+    "<|endoftext|>",
+    "<|return|>",
+    "<|constrain|>",
+    "<|channel|>",
+    "<|start|>",
+    "<|end|>",
+    "<|message|>",
+    "<|call|>",
+];
+
+const HARMONY_TEMPLATE: &str = "{% for message in messages %}\
+{{ '<|start|>' + message['role'] }}\
+{% if message['role'] == 'assistant' %}{{ '<|channel|>final' }}{% endif %}\
+{{ '<|message|>' + message['content'] + '<|end|>' }}{% endfor %}\
+{% if add_generation_prompt %}{{ '<|start|>assistant' }}{% endif %}";
+
 const CHATML_TEMPLATE: &str = "{% for message in messages %}\
 {{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n' }}\
 {% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}";
@@ -33,6 +53,11 @@ const PHI_TEMPLATE: &str = "{% for message in messages %}\
 const MISTRAL_TEMPLATE: &str = "{{ bos_token }}{% for message in messages %}\
 {% if message['role'] == 'assistant' %}{{ message['content'] + eos_token }}\
 {% else %}{{ '[INST]' + message['content'] + '[/INST]' }}{% endif %}{% endfor %}";
+
+const GEMMA_TEMPLATE: &str = "{{ bos_token }}{% for message in messages %}\
+{% set role = 'model' if message['role'] == 'assistant' else message['role'] %}\
+{{ '<start_of_turn>' + role + '\n' + message['content'] + '<end_of_turn>\n' }}{% endfor %}\
+{% if add_generation_prompt %}{{ '<start_of_turn>model\n' }}{% endif %}";
 
 const DEEPSEEK: &[&str] =
     &["<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>", "<｜User｜>", "<｜Assistant｜>"];
@@ -94,6 +119,18 @@ impl SynthTokenizerSpec {
                 template: PHI_TEMPLATE,
                 bos: None,
                 eos: &["<|end|>", "<|endoftext|>"],
+            },
+            ModelArchitecture::Gemma3 | ModelArchitecture::Gemma3Multimodal => Self {
+                special: GEMMA,
+                template: GEMMA_TEMPLATE,
+                bos: Some("<bos>"),
+                eos: &["<end_of_turn>", "<eos>"],
+            },
+            ModelArchitecture::GptOss => Self {
+                special: HARMONY,
+                template: HARMONY_TEMPLATE,
+                bos: Some("<|startoftext|>"),
+                eos: &["<|return|>", "<|endoftext|>", "<|call|>"],
             },
             ModelArchitecture::DeepseekV2 | ModelArchitecture::DeepseekV3 => Self {
                 special: DEEPSEEK,

@@ -23,12 +23,19 @@ pub enum SynthDistribution {
     Bias,
     /// `1 + k / 128`, where the hash selects an integer `k` from −8 to 7.
     Norm,
+    /// `k / 128`, where the hash selects an integer `k` from −8 to 7: weights of norms to which the model adds 1.
+    CentredNorm,
     /// Integers: offsets from draft token ids to target token ids, which are spread evenly over the
     /// vocabulary; see `SynthDraftVocab`.
     Offsets,
     /// Scales of an fp8 linear layer: powers of two from `2^(e − 1)` to `2^(e + 2)`, where `e` is defined as
     /// for `Linear`. The fp8 elements are the unscaled values `x` rounded to e4m3.
     Scale,
+    /// Scales of an MXFP4 layer: powers of two from `2^(e − 4)` to `2^(e − 1)`, where `e` is defined as for
+    /// `Linear`. The hash selects the E2M1 elements, whose magnitude is at most 6.
+    GroupScale,
+    /// Attention sinks: `2 x`, where `x` is an odd multiple of 1/128 in (−1, 1).
+    Sink,
     /// Static activation scales: powers of two from 1/32 to 1/4.
     InputScale,
 }
@@ -53,9 +60,12 @@ impl SynthValueGenerator {
             SynthDistribution::Linear => gain_exponent(inputs),
             SynthDistribution::Scale => gain_exponent(inputs) - 1,
             SynthDistribution::Router => gain_exponent(inputs) + 2,
-            SynthDistribution::Embedding | SynthDistribution::Norm | SynthDistribution::Offsets => {
-                0
-            }
+            SynthDistribution::Embedding
+            | SynthDistribution::Norm
+            | SynthDistribution::CentredNorm
+            | SynthDistribution::Offsets => 0,
+            SynthDistribution::GroupScale => gain_exponent(inputs) - 4,
+            SynthDistribution::Sink => 1,
             SynthDistribution::Bias => -4,
             SynthDistribution::InputScale => -5,
         };
@@ -69,9 +79,10 @@ impl SynthValueGenerator {
         let u = self.word(i);
         match self.values {
             SynthDistribution::Norm => 1.0 + ((u >> 60) as f32 - 8.0) / 128.0,
-            SynthDistribution::Scale | SynthDistribution::InputScale => {
-                (1 << (u >> 62)) as f32 * self.scale
-            }
+            SynthDistribution::CentredNorm => ((u >> 60) as f32 - 8.0) / 128.0,
+            SynthDistribution::Scale
+            | SynthDistribution::GroupScale
+            | SynthDistribution::InputScale => (1 << (u >> 62)) as f32 * self.scale,
             _ => level(u >> 57) * self.scale,
         }
     }
@@ -80,6 +91,18 @@ impl SynthValueGenerator {
     #[must_use]
     pub fn e4m3(&self, i: u64) -> u8 {
         self.e4m3[(self.word(i) >> 57) as usize]
+    }
+
+    /// E8M0 encoding of the scale with row-major index `i`; the value is a power of two.
+    #[must_use]
+    pub fn e8m0(&self, i: u64) -> u8 {
+        (self.value(i).to_bits() >> 23) as u8
+    }
+
+    /// E2M1 encoding (4 bits) of the tensor element with row-major index `i`.
+    #[must_use]
+    pub fn e2m1(&self, i: u64) -> u8 {
+        (self.word(i) >> 60) as u8
     }
 
     fn word(&self, i: u64) -> u64 {
@@ -178,7 +201,9 @@ mod tests {
             SynthDistribution::Linear,
             SynthDistribution::Router,
             SynthDistribution::Bias,
+            SynthDistribution::Sink,
             SynthDistribution::Norm,
+            SynthDistribution::CentredNorm,
         ] {
             let generator = SynthValueGenerator::new("w", 3, values, 64);
             let exact = |i| half::bf16::from_f32(generator.value(i)).to_f32() == generator.value(i);

@@ -26,6 +26,8 @@ pub(super) enum WeightDim {
     KeyValue,
     /// Query or key channels of one head.
     Head,
+    /// Number of query heads.
+    QueryHeads,
     Intermediate,
     Experts,
     ExpertIntermediate,
@@ -56,6 +58,7 @@ impl WeightDim {
             Self::Query => config.heads * config.head_dim,
             Self::KeyValue => config.kv_heads * config.head_dim,
             Self::Head => config.head_dim,
+            Self::QueryHeads => config.heads,
             Self::Intermediate => config.intermediate,
             Self::Experts => moe.map_or(0, |m| m.experts),
             Self::ExpertIntermediate => moe.map_or(0, |m| m.intermediate),

@@ -8,6 +8,7 @@
 use super::LoadProgressCallback;
 use super::checkpoint::SafetensorsCheckpoint;
 use super::digest_workers::{DigestWorkers, WeightPartLocation};
+use super::mxfp4::group_scales;
 use super::source::{HostWeightShard, WeightSource};
 use crate::sharding::{ShardSpec, WeightSlice};
 use crate::weight_table::TensorSpec;
@@ -58,8 +59,14 @@ impl<'a> WeightLoadObserver<'a> {
                 add_part(self.digest, spec.shard, key.wrapping_add(values));
             }
             WeightSource::Files { checkpoint, located } => {
-                add_part(self.digest, spec.shard, key.wrapping_add(part.scales_digest(key)));
-                if let (Some(workers), Some(location)) = (&self.workers, located.get(&spec.name)) {
+                let location = located.get(&spec.name);
+                let scales = match location.and_then(|at| group_scales(checkpoint, at, spec, slice))
+                {
+                    Some(scales) => digest_bytes(scales, key),
+                    None => part.scales_digest(key),
+                };
+                add_part(self.digest, spec.shard, key.wrapping_add(scales));
+                if let (Some(workers), Some(location)) = (&self.workers, location) {
                     let bytes = WeightPartLocation::new(checkpoint, location, slice, part);
                     workers.add(bytes, spec.shard, key);
                 }
@@ -85,7 +92,9 @@ pub(super) fn add_part(digest: &mut WeightsDigest, shard: ShardSpec, part: u64) 
         | ShardSpec::Cols
         | ShardSpec::Rows(_)
         | ShardSpec::FirstRankOnly => &mut digest.sharded,
-        ShardSpec::ExpertCols | ShardSpec::ExpertRows => &mut digest.experts,
+        ShardSpec::ExpertCols | ShardSpec::ExpertRows | ShardSpec::ExpertFirstRank => {
+            &mut digest.experts
+        }
     };
     *sum = sum.wrapping_add(part);
 }

@@ -2,6 +2,7 @@
 
 use super::checkpoint::SafetensorsCheckpoint;
 use super::digest::{add_digest, add_part};
+use super::header::StoredDType;
 use super::source::HostWeightShard;
 use super::tensor_plan::{StackedRowRange, WeightLocation};
 use crate::sharding::{ShardSpec, WeightSlice};
@@ -45,21 +46,28 @@ impl WeightPartLocation {
         slice: &WeightSlice,
         part: &HostWeightShard<'_>,
     ) -> Self {
-        let StackedRowRange { first, count, transposed } = location.layout;
-        let outputs = first + slice.rows.start..first + slice.rows.end;
+        let StackedRowRange { count, transposed, .. } = location.layout;
+        let outputs = location.layout.span(slice);
         let (rows, columns, row_elements) = if transposed {
             (slice.cols.clone(), outputs, count)
         } else {
             (outputs, slice.cols.clone(), part.full_shape[1])
         };
         let size = part.dtype.bytes();
+        let (row_bytes, columns) = match location.dtype {
+            // MXFP4: two elements per byte, and rows end with a whole group.
+            StoredDType::U8 => {
+                (location.bytes.len() / count.max(1), columns.start / 2..columns.end.div_ceil(2))
+            }
+            _ => (row_elements * size, columns.start * size..columns.end * size),
+        };
         Self {
             checkpoint: Arc::clone(checkpoint),
             stored: location.stored.clone(),
             matrix: location.bytes.clone(),
-            row_bytes: row_elements * size,
+            row_bytes,
             rows,
-            columns: columns.start * size..columns.end * size,
+            columns,
         }
     }
 

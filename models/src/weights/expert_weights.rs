@@ -8,7 +8,7 @@ use crate::config::{CheckpointScaleGranularity, MoeConfig};
 use crate::expert_placement::LayerExpertPlacement;
 use crate::sharding::{ParallelRanks, UnevenSplitError};
 use crate::weight_table::TensorSpec;
-use ops::{DType, HostMat, OpError, Ops, PackedExperts, Tensor};
+use ops::{DType, ExpertBiases, GateActivation, HostMat, OpError, Ops, PackedExperts, Tensor};
 use protocol::ExpertPlacement;
 
 const PROJECTIONS: [&str; 3] = ["gate_proj", "up_proj", "down_proj"];
@@ -31,7 +31,7 @@ impl Weights<'_> {
         let split_error = |error| self.split("experts.*", error);
         let own = local_experts(ranks, *placement, layer, moe.experts).map_err(split_error)?;
         let can_fuse = self.can_fuse_shared(moe);
-        self.skip_remote_experts(&own, moe.experts);
+        self.skip_remote_experts(&own, moe);
         let taken = own.experts.iter().map(|e| self.take_projections(&format!("experts.{e}")));
         let parts = taken.collect::<Result<Vec<_>, _>>()?;
         let device_error = |e| self.device("experts.*", e);
@@ -39,12 +39,23 @@ impl Weights<'_> {
         let (ops, layers) = (&self.store.ops, config.sparse_layers());
         let fuses = can_fuse && ops.packs_shared_experts(layers, &routed.gate_up, &routed.down);
         let shared = fuses.then(|| self.take_projections("shared_experts")).transpose()?;
+        let activation = moe.activation;
         let packed = match &shared {
+            None if moe.has_biases => {
+                let biases = self.expert_biases(&own)?;
+                ops.pack_biased_experts(
+                    own.first,
+                    &routed.gate_up,
+                    &routed.down,
+                    activation,
+                    biases,
+                )
+            }
             Some(shared) => {
                 let count = moe.shared_experts();
-                pack_with_shared(ops, own.first, layers, routed, shared, count)
+                pack_with_shared(ops, own.first, layers, routed, shared, count, activation)
             }
-            None => ops.pack_experts(own.first, layers, &routed.gate_up, &routed.down),
+            None => ops.pack_experts(own.first, layers, &routed.gate_up, &routed.down, activation),
         };
         let packed = packed.map_err(device_error)?;
         let is_fp8 = parts.iter().flatten().any(HostWeightShard::is_fp8);
@@ -56,13 +67,39 @@ impl Weights<'_> {
     }
 
     /// Marks the weights of experts that are only on other ranks as loaded, so that `finish` does not report
-    /// them as unused. `count` is the number of experts of the layer.
-    fn skip_remote_experts(&self, own: &LocalExperts, count: usize) {
-        for e in (0..count).filter(|e| !own.experts.contains(e)) {
-            for name in projection_names(&format!("experts.{e}")) {
-                self.skip(name);
+    /// them as unused.
+    fn skip_remote_experts(&self, own: &LocalExperts, moe: &MoeConfig) {
+        let kinds: &[&str] = if moe.has_biases { &["weight", "bias"] } else { &["weight"] };
+        for e in (0..moe.experts).filter(|e| !own.experts.contains(e)) {
+            for (projection, kind) in
+                PROJECTIONS.iter().flat_map(|p| kinds.iter().map(move |k| (p, k)))
+            {
+                self.skip(format_args!("experts.{e}.{projection}.{kind}"));
             }
         }
+    }
+
+    /// Loads the biases of the experts on this rank: this rank's channels of gate and up, and the bias of the
+    /// outputs, which is zero on all ranks but one if experts are split.
+    fn expert_biases(&self, own: &LocalExperts) -> Result<ExpertBiases, ModelLoadError> {
+        let (mut gate_up, mut down) = (Vec::new(), Vec::new());
+        let hidden = self.store.config.hidden;
+        for e in &own.experts {
+            for projection in ["gate_proj", "up_proj"] {
+                gate_up.extend(self.host_vector(&format!("experts.{e}.{projection}.bias"))?);
+            }
+            let values = self.host_vector(&format!("experts.{e}.down_proj.bias"))?;
+            down.extend(if values.is_empty() { vec![0.0; hidden] } else { values });
+        }
+        let experts = own.experts.len();
+        let ops = &self.store.ops;
+        let upload = |values: &[f32]| -> Result<Tensor, OpError> {
+            let bytes: Vec<u8> = values.iter().flat_map(|v| v.to_le_bytes()).collect();
+            let cols = values.len() / experts.max(1);
+            ops.upload(&[HostMat::new(&bytes, DType::F32, experts, cols)?], DType::F32)
+        };
+        let biases = || Ok(ExpertBiases { gate_up: upload(&gate_up)?, down: upload(&down)? });
+        biases().map_err(|e| self.device("experts.*.bias", e))
     }
 
     /// Loads this rank's parts of the gate, up and down projections of the module `mlp`.
@@ -115,12 +152,14 @@ fn pack_with_shared(
     routed: ExpertMatrices<'_>,
     shared: &[HostWeightShard<'_>; 3],
     count: usize,
+    activation: GateActivation,
 ) -> Result<PackedExperts, OpError> {
     let ExpertMatrices { mut gate_up, mut down } = routed;
     let shared_matrices = matrices(std::slice::from_ref(shared), count)?;
     gate_up.extend(shared_matrices.gate_up);
     down.extend(shared_matrices.down);
-    let packed = ops.pack_experts(first_expert, layers, &gate_up, &down)?.with_shared(count);
+    let packed = ops.pack_experts(first_expert, layers, &gate_up, &down, activation)?;
+    let packed = packed.with_shared(count);
     if packed.shared_linears().is_some() {
         return Ok(packed);
     }
@@ -149,7 +188,9 @@ pub(super) fn same_storage(
             let [block_rows, _] = grid.block_shape(routed.matrix());
             moe.shared_experts() == 1 || moe.intermediate.is_multiple_of(block_rows)
         }
-        Some(CheckpointScaleGranularity::Channels) | None => false,
+        Some(CheckpointScaleGranularity::Channels | CheckpointScaleGranularity::Mxfp4) | None => {
+            false
+        }
     };
     source.is_fp8(routed) && shared == routed_format && can_pack
 }

@@ -38,6 +38,8 @@ pub(crate) struct FusedWeightLocation {
     pub(crate) projections: usize,
     /// First row of the weight in its matrix.
     pub(crate) first_row: usize,
+    /// Distance between successive rows of the weight; above 1, the rows of the projections alternate.
+    pub(crate) row_step: usize,
     /// Whether each matrix is stored transposed, as `[inputs, outputs]`.
     pub(crate) transposed: bool,
 }
@@ -51,13 +53,17 @@ impl FusedWeightLocation {
         let [rows, _] = spec.matrix();
         if let Some((layer, expert)) = module.split_once(".experts.") {
             let (fused, index) = find(&[GATE_UP, DOWN], projection)?;
+            let projections = fused.projections.len();
+            let alternates = config.architecture == ModelArchitecture::GptOss;
+            let suffix = if kind == "bias" { "_bias" } else { "" };
             return Some(Self {
-                name: format!("{layer}.experts.{}", fused.name),
+                name: format!("{layer}.experts.{}{suffix}", fused.name),
                 experts: Some(config.moe.as_ref()?.experts),
                 matrix: expert.parse().ok()?,
-                rows: rows * fused.projections.len(),
-                projections: fused.projections.len(),
-                first_row: rows * index,
+                rows: rows * projections,
+                projections,
+                first_row: if alternates { index } else { rows * index },
+                row_step: if alternates { projections } else { 1 },
                 transposed: has_transposed_experts(config),
             });
         }
@@ -76,6 +82,7 @@ impl FusedWeightLocation {
             rows: counts.iter().sum(),
             projections: counts.len(),
             first_row: counts[..index].iter().sum(),
+            row_step: 1,
             transposed: false,
         })
     }
@@ -125,7 +132,7 @@ impl FusedWeightLocation {
 
 /// Whether published checkpoints store the experts of a layer in two tensors, with transposed matrices.
 fn has_transposed_experts(config: &ModelConfig) -> bool {
-    config.architecture == ModelArchitecture::Qwen3VlMoe
+    matches!(config.architecture, ModelArchitecture::Qwen3VlMoe | ModelArchitecture::GptOss)
 }
 
 /// Whether published checkpoints store `qkv_proj` and `gate_up_proj` of attention and dense MLPs.

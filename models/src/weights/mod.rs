@@ -11,6 +11,7 @@ mod digest_workers;
 mod expert_weights;
 mod fused_weight;
 mod header;
+mod mxfp4;
 mod rotary_rows;
 mod scale_plan;
 mod source;
@@ -24,10 +25,12 @@ pub use checkpoint::tensor_locations;
 pub(crate) use checkpoint::weight_files;
 pub(crate) use digest::WeightLoadObserver;
 pub(crate) use fused_weight::FusedWeightLocation;
+pub(crate) use mxfp4::{BLOCKS, GROUP_BYTES, SCALES};
 pub(crate) use rotary_rows::RotaryRowOrder;
 pub(crate) use source::WeightSource;
 pub(crate) use stored_names::family_name;
 
+use crate::config::NormWeightKind;
 use crate::expert_placement::check_placement;
 use crate::sharding::{ParallelRank, ParallelRanks, UnevenSplitError, WeightSlice};
 use crate::weight_table::{TensorSpec, tensors};
@@ -277,20 +280,41 @@ impl<'a> Weights<'a> {
 
     /// Loads the vector `name` in the model's dtype.
     pub fn vector(&self, name: &str) -> Result<Tensor, ModelLoadError> {
-        self.vector_as(&[name], self.store.ops.dtype())
+        self.vector_as(&[name], self.store.ops.dtype(), 0.0)
+    }
+
+    /// Loads the weight `name` of an RMS norm: in the model's dtype or, if the product with the weight is rounded
+    /// once, in f32 ([`NormWeightKind::ZeroCentred`]: plus 1).
+    pub(crate) fn norm_vector(&self, name: &str) -> Result<Tensor, ModelLoadError> {
+        match self.store.config.norm_weights() {
+            NormWeightKind::Standard => self.vector(name),
+            NormWeightKind::ZeroCentred => self.vector_as(&[name], DType::F32, 1.0),
+            NormWeightKind::Unrounded => self.vector_f32(name),
+        }
     }
 
     /// Loads the vector `name` in f32, independent of the model's dtype.
     pub fn vector_f32(&self, name: &str) -> Result<Tensor, ModelLoadError> {
-        self.vector_as(&[name], DType::F32)
+        self.vector_as(&[name], DType::F32, 0.0)
     }
 
     /// Loads the vectors `names`, concatenated into one vector, in the model's dtype.
     pub(crate) fn stacked_vector(&self, names: &[&str]) -> Result<Tensor, ModelLoadError> {
-        self.vector_as(names, self.store.ops.dtype())
+        self.vector_as(names, self.store.ops.dtype(), 0.0)
     }
 
-    fn vector_as(&self, names: &[&str], dtype: DType) -> Result<Tensor, ModelLoadError> {
+    /// Loads this rank's part of the vector `name`, as f32 values in host memory.
+    pub(crate) fn host_vector(&self, name: &str) -> Result<Vec<f32>, ModelLoadError> {
+        self.take(name)?.vector().map_err(|e| self.device(name, e))
+    }
+
+    /// Loads the vectors `names`, concatenated, in `dtype`; `offset` is added to each element in f32.
+    fn vector_as(
+        &self,
+        names: &[&str],
+        dtype: DType,
+        offset: f32,
+    ) -> Result<Tensor, ModelLoadError> {
         let ops = self.store.ops;
         let parts = names.iter().map(|name| self.take(name)).collect::<Result<Vec<_>, _>>()?;
         let upload = || -> Result<_, OpError> {
@@ -298,7 +322,7 @@ impl<'a> Weights<'a> {
             for part in &parts {
                 values.extend_from_slice(&part.vector()?);
             }
-            let bytes: Vec<u8> = values.iter().flat_map(|v| v.to_le_bytes()).collect();
+            let bytes: Vec<u8> = values.iter().flat_map(|v| (v + offset).to_le_bytes()).collect();
             let row = HostMat::new(&bytes, DType::F32, 1, values.len())?;
             ops.upload(&[row], dtype)?.reshape(&[values.len()])
         };
@@ -466,9 +490,11 @@ fn split(
 ) -> Result<WeightSlice, ModelLoadError> {
     let split_error = |error| ModelLoadError::Split { tensor: spec.name.clone(), error };
     let slice = spec.shard.slice(spec.matrix(), config, ranks).map_err(split_error)?;
-    let Some(scales) = spec.quantized() else { return Ok(slice) };
-    // A row-parallel split must not divide scale blocks, because a kernel multiplies the partial sum of a
-    // whole block by the block's scale.
+    // A row-parallel split must not divide the scale blocks of fp8 weights, because a kernel multiplies the partial
+    // sum of a whole block by the block's scale. MXFP4 weights are dequantised when they are loaded.
+    let Some(scales) = spec.quantized().filter(|scales| scales.format.is_fp8()) else {
+        return Ok(slice);
+    };
     let inputs = spec.matrix()[1];
     let [_, block] = scales.format.scales.block_shape(spec.matrix());
     if slice.cols.len() < inputs && block < inputs {

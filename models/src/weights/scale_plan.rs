@@ -150,7 +150,7 @@ pub(super) fn stored_values_in(
 
 /// Value of an E8M0 number: `2^(bits − 127)`; the encoding 255 is NaN (OCP Microscaling Formats 1.0, section
 /// 5.4.1).
-fn e8m0(bits: u8) -> f32 {
+pub(super) fn e8m0(bits: u8) -> f32 {
     match bits {
         u8::MAX => f32::NAN,
         0 => f32::from_bits(1 << 22), // 2^-127 is subnormal.

@@ -6,9 +6,10 @@
 
 use super::checkpoint::SafetensorsCheckpoint;
 use super::header::StoredDType;
+use super::mxfp4::dequantised_part;
 use super::scale_plan::{stored_scale, stored_values_in};
 use super::stored_names::canonical_name;
-use super::synth_shard::{synth_fp8, synth_part};
+use super::synth_shard::{synth_fp8, synth_mxfp4, synth_part};
 use super::tensor_plan::{StackedRowRange, WeightLocation, locate};
 use crate::sharding::WeightSlice;
 use crate::synth::SynthDraftVocab;
@@ -87,7 +88,7 @@ impl WeightSource {
             Self::Files { located, .. } => located
                 .get(&spec.name)
                 .is_some_and(|location| location.dtype == StoredDType::F8E4M3),
-            Self::Synth { .. } => spec.quantized().is_some(),
+            Self::Synth { .. } => spec.quantized().is_some() && spec.may_be_fp8(),
         }
     }
 
@@ -123,6 +124,12 @@ impl WeightSource {
     pub(crate) fn bytes(&self, spec: &TensorSpec, slice: &WeightSlice) -> u64 {
         let size = match self {
             _ if !self.has(spec) => 0,
+            Self::Files { located, .. }
+                if located.get(&spec.name).is_some_and(|l| l.dtype == StoredDType::U8) =>
+            {
+                return slice.elements() as u64 / 2; // Two MXFP4 elements per byte.
+            }
+            Self::Synth { .. } if spec.quantized_mxfp4().is_some() => DType::BF16.bytes() as u64,
             Self::Files { located, .. } => located.get(&spec.name).map_or(0, |l| l.dtype.bytes()),
             Self::Synth { .. } if spec.quantized().is_some() => DType::F8E4M3.bytes() as u64,
             Self::Synth { .. } => DType::BF16.bytes() as u64,
@@ -137,14 +144,21 @@ impl WeightSource {
         slice: WeightSlice,
     ) -> Result<HostWeightShard<'_>, ModelLoadError> {
         match self {
+            Self::Synth { seed, threads } if spec.quantized_mxfp4().is_some() => {
+                Ok(synth_mxfp4(spec, &slice, *seed, *threads))
+            }
             Self::Synth { seed, threads } if spec.quantized().is_some() => {
                 Ok(synth_fp8(spec, slice, *seed, *threads))
             }
             Self::Synth { seed, threads } => Ok(synth_part(spec, &slice, *seed, *threads)),
-            Self::Files { checkpoint, located } => located
-                .get(&spec.name)
-                .and_then(|location| stored_part(checkpoint, location, spec, slice))
-                .ok_or_else(|| not_stored(spec)),
+            Self::Files { checkpoint, located } => {
+                let location = located.get(&spec.name).ok_or_else(|| not_stored(spec))?;
+                let part = match location.dtype {
+                    StoredDType::U8 => dequantised_part(checkpoint, location, spec, &slice)?,
+                    _ => stored_part(checkpoint, location, spec, slice),
+                };
+                part.ok_or_else(|| not_stored(spec))
+            }
         }
     }
 
@@ -183,9 +197,10 @@ fn stored_part<'a>(
         _ => return None, // `locate` has rejected all other dtypes.
     };
     let bytes = &bytes[location.bytes.clone()];
-    let StackedRowRange { first, count, transposed } = location.layout;
+    let StackedRowRange { first, step, count, transposed } = location.layout;
     let full_shape = [count, spec.matrix()[1]];
-    let rows = first + slice.rows.start..first + slice.rows.end;
+    let first = first + slice.rows.start * step;
+    let rows = first..first + slice.rows.len();
     let slice = WeightSlice { rows, ..slice };
     let scales = match &location.scales {
         Some(_) => Some(stored_scales(checkpoint, location, spec, full_shape)?),
@@ -194,7 +209,7 @@ fn stored_part<'a>(
     let activation_scaling = location.activation_scaling;
     let bytes = Cow::Borrowed(bytes);
     let part = HostWeightShard { bytes, dtype, full_shape, slice, scales, activation_scaling };
-    Some(if transposed { transposed_part(&part) } else { part })
+    Some(if transposed { transposed_part(&part, step) } else { part })
 }
 
 /// Scales of the matrix `[rows, cols]` that contains the weight at `location`; `None` if they are not stored.
@@ -216,9 +231,10 @@ fn stored_scales(
     Some(WeightScales { values, block_shape })
 }
 
-/// Copies the slice of a weight that is stored as the transposed matrix `[cols, rows]`. The copy contains
-/// whole scale blocks; each row of the copy is an output channel.
-fn transposed_part(part: &HostWeightShard<'_>) -> HostWeightShard<'static> {
+/// Copies the slice of a weight that is stored as the transposed matrix `[cols, rows]`, in which successive rows of
+/// the weight are `step` columns apart. The copy contains whole scale blocks; each row of the copy is an output
+/// channel.
+fn transposed_part(part: &HostWeightShard<'_>, step: usize) -> HostWeightShard<'static> {
     const TILE: usize = 64;
     let (size, [_, full_cols]) = (part.dtype.bytes(), part.full_shape);
     let block = part.scales.as_ref().map_or([1, 1], |scales| scales.block_shape);
@@ -232,7 +248,8 @@ fn transposed_part(part: &HostWeightShard<'_>) -> HostWeightShard<'static> {
     for first_row in rows.clone().step_by(TILE) {
         for col in cols.clone() {
             for row in first_row..rows.end.min(first_row + TILE) {
-                let from = (col * part.full_shape[0] + row) * size;
+                let stored_row = rows.start + (row - rows.start) * step;
+                let from = (col * part.full_shape[0] + stored_row) * size;
                 let to = ((row - rows.start) * cols.len() + col - cols.start) * size;
                 copy[to..to + size].copy_from_slice(&part.bytes[from..from + size]);
             }
@@ -259,6 +276,22 @@ fn transposed_part(part: &HostWeightShard<'_>) -> HostWeightShard<'static> {
         slice,
         scales,
         activation_scaling: part.activation_scaling,
+    }
+}
+
+impl HostWeightShard<'static> {
+    /// Creates the shard of an unscaled weight from `bytes`, the bf16 elements of its slice `slice` in row-major order.
+    pub(super) fn bf16(bytes: Vec<u8>, slice: &WeightSlice) -> Self {
+        let full_shape = [slice.rows.len(), slice.cols.len()];
+        let [rows, cols] = full_shape.map(|n| 0..n);
+        Self {
+            bytes: Cow::Owned(bytes),
+            dtype: DType::BF16,
+            full_shape,
+            slice: WeightSlice { rows, cols, padding: slice.padding },
+            scales: None,
+            activation_scaling: ActivationScaling::default(),
+        }
     }
 }
 

@@ -50,6 +50,9 @@ const GRANITE4_MODULES: &[TensorNameReplacement] = &[
     spelling(".shared_mlp.output_linear.", ".mlp.down_proj."),
 ];
 
+/// Module of the router in a gpt-oss layer (`modeling_gpt_oss.py`).
+const GPT_OSS_MODULES: &[TensorNameReplacement] = &[spelling(".mlp.router.", ".mlp.gate.")];
+
 /// Prefixes of the tensors of vision encoders and of their projections to the language model, which are not
 /// loaded.
 const VISION_PREFIXES: &[&str] = &[
@@ -66,6 +69,7 @@ fn module_spellings(config: &ModelConfig) -> &'static [TensorNameReplacement] {
     match config.architecture {
         ModelArchitecture::Mixtral => MIXTRAL_MODULES,
         ModelArchitecture::GraniteMoeHybrid => GRANITE4_MODULES,
+        ModelArchitecture::GptOss => GPT_OSS_MODULES,
         _ => &[],
     }
 }
@@ -88,7 +92,7 @@ pub(super) fn canonical_name(config: &ModelConfig, stored: &str) -> String {
 /// Returns the name of the tensor `canonical` in published checkpoints of the model family.
 pub(crate) fn family_name(config: &ModelConfig, canonical: &str) -> String {
     let prefixes: &[TensorNameReplacement] = match config.architecture {
-        ModelArchitecture::Mistral3 => LANGUAGE_MODEL,
+        ModelArchitecture::Mistral3 | ModelArchitecture::Gemma3Multimodal => LANGUAGE_MODEL,
         ModelArchitecture::Qwen3Vl | ModelArchitecture::Qwen3VlMoe => MODEL_LANGUAGE_MODEL,
         _ => &[],
     };

@@ -1,9 +1,10 @@
 //! Multi-threaded computation of this rank's part of a synthetic weight.
 
+use super::mxfp4::dequantised;
 use super::source::{HostWeightShard, WeightScales};
-use crate::config::ActivationScheme;
+use crate::config::{ActivationScheme, MXFP4_GROUP};
 use crate::sharding::WeightSlice;
-use crate::synth::{SynthDistribution, SynthValueGenerator};
+use crate::synth::{SynthDistribution, SynthValueGenerator, mxfp4_generators};
 use crate::weight_table::TensorSpec;
 use half::bf16;
 use ops::{ActivationScaling, DType};
@@ -21,12 +22,7 @@ pub(super) fn synth_part(
     let generator = SynthValueGenerator::new(&spec.name, seed, spec.values, inputs);
     let bytes =
         synth_bytes(inputs, slice, threads, |i| bf16::from_f32(generator.value(i)).to_le_bytes());
-    let full_shape = [slice.rows.len(), slice.cols.len()];
-    let slice =
-        WeightSlice { rows: 0..full_shape[0], cols: 0..full_shape[1], padding: slice.padding };
-    let (bytes, dtype) = (Cow::Owned(bytes), DType::BF16);
-    let activation_scaling = ActivationScaling::default();
-    HostWeightShard { bytes, dtype, full_shape, slice, scales: None, activation_scaling }
+    HostWeightShard::bf16(bytes, slice)
 }
 
 /// Computes a quantised synthetic weight. All elements are computed, not only the slice, because a scale
@@ -49,18 +45,41 @@ pub(super) fn synth_fp8(
         let values = (0..count as u64).map(|i| generator.value(i)).collect();
         WeightScales { values, block_shape: scales.format.scales.block_shape(full_shape) }
     });
-    let activation_scaling = match spec.scales.as_ref().map(|scales| scales.format.activations) {
+    let activation_scaling = synth_activation_scaling(spec, seed);
+    let (bytes, dtype) = (Cow::Owned(bytes), DType::F8E4M3);
+    HostWeightShard { bytes, dtype, full_shape, slice, scales, activation_scaling }
+}
+
+/// Computes a slice of a synthetic MXFP4 weight, dequantised to bf16, which represents the values exactly.
+pub(super) fn synth_mxfp4(
+    spec: &TensorSpec,
+    slice: &WeightSlice,
+    seed: u64,
+    threads: usize,
+) -> HostWeightShard<'static> {
+    let [_, inputs] = spec.matrix();
+    let groups = inputs.div_ceil(MXFP4_GROUP) as u64;
+    let [elements, scales] = mxfp4_generators(spec, seed);
+    let bytes = synth_bytes(inputs, slice, threads, |i| {
+        let (row, col) = (i / inputs as u64, i % inputs as u64);
+        dequantised(elements.e2m1(i), scales.e8m0(row * groups + col / MXFP4_GROUP as u64))
+    });
+    HostWeightShard::bf16(bytes, slice)
+}
+
+/// Returns the activation scaling of a quantised synthetic weight; a static input scale is synthetic, too.
+fn synth_activation_scaling(spec: &TensorSpec, seed: u64) -> ActivationScaling {
+    match spec.scales.as_ref().map(|scales| scales.format.activations) {
         Some(ActivationScheme::PowerOfTwo) => ActivationScaling::PowerOfTwo,
         Some(ActivationScheme::Static) => {
             let [name, _] = spec.input_scale_names();
+            let [_, inputs] = spec.matrix();
             let generator =
-                SynthValueGenerator::new(&name, seed, SynthDistribution::InputScale, full_shape[1]);
+                SynthValueGenerator::new(&name, seed, SynthDistribution::InputScale, inputs);
             ActivationScaling::Static(generator.value(0))
         }
         Some(ActivationScheme::Dynamic) | None => ActivationScaling::Dynamic,
-    };
-    let (bytes, dtype) = (Cow::Owned(bytes), DType::F8E4M3);
-    HostWeightShard { bytes, dtype, full_shape, slice, scales, activation_scaling }
+    }
 }
 
 /// Computes the elements of a slice of a synthetic matrix with `inputs` columns, row by row.

@@ -7,10 +7,12 @@
 use super::checkpoint::SafetensorsCheckpoint;
 use super::fused_weight::FusedWeightLocation;
 use super::header::StoredDType;
+use super::mxfp4::locate_mxfp4;
 use super::scale_plan::{MissingAndUsedTensors, locate_scales};
 use super::stored_names::{family_name, is_vision_tensor};
 use crate::config::ActivationScheme;
 use crate::error::StoredTensorError;
+use crate::sharding::WeightSlice;
 use crate::synth::SynthDistribution;
 use crate::weight_table::{EMBEDDING, HEAD, TensorSpec, mtp_copies};
 use crate::{ModelConfig, ModelLoadError};
@@ -45,7 +47,8 @@ pub(crate) struct WeightLocation {
     pub(crate) layout: StackedRowRange,
     /// Index of the matrix in the stored tensor: the expert, in a fused tensor of experts.
     pub(crate) matrix: usize,
-    /// Name of the stored tensor with the scales of the matrix, if the weight is quantised.
+    /// Name of the stored tensor with the scales of the matrix, if the weight is quantised. Weights of the dtype
+    /// U8 are MXFP4.
     pub(crate) scales: Option<String>,
     /// Rule for the activation scales of the layer with this weight.
     pub(crate) activation_scaling: ActivationScaling,
@@ -69,10 +72,22 @@ impl WeightLocation {
 pub(crate) struct StackedRowRange {
     /// First row of the weight in the matrix, or first column if the matrix is transposed.
     pub(crate) first: usize,
+    /// Distance between successive rows (columns) of the weight.
+    pub(crate) step: usize,
     /// Number of rows of the matrix, or of columns if the matrix is transposed.
     pub(crate) count: usize,
     /// Whether the matrix is stored transposed, as `[inputs, outputs]`.
     pub(crate) transposed: bool,
+}
+
+impl StackedRowRange {
+    /// Rows of the matrix from the first to the last row of the slice `slice` of the weight. If the rows of several
+    /// weights alternate, the range contains rows of the other weights.
+    pub(super) fn span(self, slice: &WeightSlice) -> Range<usize> {
+        let first = self.first + slice.rows.start * self.step;
+        let rows = slice.rows.len();
+        first..first + rows.saturating_sub(1) * self.step + rows.min(1)
+    }
 }
 
 /// Locates every weight of the table.
@@ -86,8 +101,14 @@ pub(crate) fn locate(
     let mut located = BTreeMap::new();
     let mut coverage = MissingAndUsedTensors::default();
     for spec in specs {
-        let fused =
-            FusedWeightLocation::of(spec, config).filter(|f| checkpoint.get(&f.name).is_some());
+        let fused = FusedWeightLocation::of(spec, config);
+        if let Some(found) = locate_mxfp4(checkpoint, spec, fused.as_ref())? {
+            coverage.used.insert(found.stored.clone());
+            coverage.used.extend(found.scales.clone());
+            located.insert(spec.name.clone(), found);
+            continue;
+        }
+        let fused = fused.filter(|f| checkpoint.get(&f.name).is_some());
         let stored_spec = fused.as_ref().map(|fused| fused.stored_spec(spec));
         let mut found = match (checkpoint.get(&spec.name).is_some(), &fused) {
             (true, Some(fused)) => {
@@ -196,11 +217,11 @@ fn locate_whole(
 ) -> Result<WeightLocation, ModelLoadError> {
     let allowed = match spec.values {
         SynthDistribution::Offsets => AllowedDTypes::DraftToTarget,
-        _ if spec.scales.is_some() => AllowedDTypes::Fp8,
+        _ if spec.may_be_fp8() => AllowedDTypes::Fp8,
         _ => AllowedDTypes::Float,
     };
     let (bytes, dtype) = check(checkpoint, &spec.name, &spec.shape, allowed)?;
-    let layout = StackedRowRange { first: 0, count: spec.matrix()[0], transposed: false };
+    let layout = StackedRowRange { first: 0, step: 1, count: spec.matrix()[0], transposed: false };
     Ok(WeightLocation::unscaled(spec.name.clone(), dtype, 0..bytes, layout))
 }
 
@@ -210,7 +231,7 @@ fn locate_fused(
     spec: &TensorSpec,
     fused: &FusedWeightLocation,
 ) -> Result<WeightLocation, ModelLoadError> {
-    let allowed = if spec.scales.is_some() { AllowedDTypes::Fp8 } else { AllowedDTypes::Float };
+    let allowed = if spec.may_be_fp8() { AllowedDTypes::Fp8 } else { AllowedDTypes::Float };
     let (_, dtype) = check(checkpoint, &fused.name, &fused.shape(&spec.shape), allowed)?;
     let activations = spec.scales.as_ref().map(|scales| scales.format.activations);
     let is_static = activations == Some(ActivationScheme::Static);
@@ -220,7 +241,15 @@ fn locate_fused(
     let count = fused.rows;
     let matrix_bytes = count * spec.matrix()[1] * dtype.bytes() as usize;
     let bytes = fused.matrix * matrix_bytes..(fused.matrix + 1) * matrix_bytes;
-    let layout = StackedRowRange { first: fused.first_row, count, transposed: fused.transposed };
+    if fused.row_step > 1 && dtype == StoredDType::F8E4M3 {
+        return Err(checkpoint.fault(&fused.name, StoredTensorError::WrongDType(dtype.name())));
+    }
+    let layout = StackedRowRange {
+        first: fused.first_row,
+        step: fused.row_step,
+        count,
+        transposed: fused.transposed,
+    };
     let location = WeightLocation::unscaled(fused.name.clone(), dtype, bytes, layout);
     Ok(WeightLocation { matrix: fused.matrix, ..location })
 }
@@ -234,6 +263,8 @@ pub(super) enum AllowedDTypes {
     Fp8,
     /// F32, BF16, F16 or E8M0, for weight scales.
     Scale,
+    /// U8, for MXFP4 elements and their scales.
+    Mxfp4,
     /// I64, for the offsets from draft token ids to target token ids.
     DraftToTarget,
 }
@@ -254,6 +285,8 @@ pub(super) fn check(
         AllowedDTypes::DraftToTarget if stored.dtype == StoredDType::I64 => None,
         AllowedDTypes::DraftToTarget => Some(StoredTensorError::OffsetDType(stored.dtype.name())),
         AllowedDTypes::Scale if stored.dtype == StoredDType::F8E8M0 => None,
+        AllowedDTypes::Mxfp4 if stored.dtype == StoredDType::U8 => None,
+        AllowedDTypes::Mxfp4 => Some(StoredTensorError::WrongDType(stored.dtype.name())),
         _ if float || fp8 => None,
         _ => Some(StoredTensorError::WrongDType(stored.dtype.name())),
     };

@@ -4,6 +4,8 @@
 
 mod digest;
 mod eagle3;
+mod gemma3;
+mod gpt_oss;
 mod mtp;
 mod quantized_weights;
 mod shared_experts;
@@ -86,6 +88,32 @@ impl TestCheckpointFolder {
             values
         };
         specs.iter().map(|spec| (spec.name.clone(), values(spec))).collect()
+    }
+
+    /// Asserts for the part of each weight on each of two ranks that the values that are read from files equal the
+    /// values that the hash function computes.
+    fn assert_synth_equals_files(&self) {
+        let specs = tensors(&self.config);
+        let file = WeightSource::open(self.path(), &self.config, &specs).unwrap();
+        let synth = WeightSource::Synth { seed: 1, threads: 3 };
+        let slice_of = |spec: &TensorSpec, rank| {
+            let tp = ParallelRank { rank, size: 2 };
+            let ranks = ParallelRanks { tp, ep: ParallelRank::SINGLE };
+            spec.shard.slice(spec.matrix(), &self.config, &ranks).unwrap()
+        };
+        for (spec, rank) in specs.iter().flat_map(|spec| [(spec, 0), (spec, 1)]) {
+            let slice = slice_of(spec, rank);
+            let parts = [&file, &synth].map(|s| s.part(spec, slice.clone()).unwrap());
+            let [a, b] = parts.each_ref().map(|part| part.matrix().unwrap());
+            assert_eq!(a.dtype(), b.dtype(), "{}", spec.name);
+            assert_eq!(a.activation_scaling(), b.activation_scaling(), "{}", spec.name);
+            let mut rows = [vec![0.0; a.cols()], vec![0.0; b.cols()]];
+            for r in 0..a.rows() {
+                a.read_row(r, &mut rows[0]);
+                b.read_row(r, &mut rows[1]);
+                assert_eq!(rows[0], rows[1], "{} row {r} of rank {rank}", spec.name);
+            }
+        }
     }
 
     /// Returns the error message of `locate`, with the path of the folder replaced by `DIR`.

@@ -57,11 +57,16 @@ fn order_and_threads_do_not_change_the_digest() {
 
 #[test]
 fn changed_byte_changes_the_digest_of_its_rank() {
-    let folder = TestCheckpointFolder::new("Qwen3MoeForCausalLM", 1 << 30);
+    check_changed_bytes(&TestCheckpointFolder::new("Qwen3MoeForCausalLM", 1 << 30));
+    check_changed_bytes(&super::gpt_oss::mxfp4());
+}
+
+/// Changes three bytes of each tensor; for one and for two ranks, the digest of a rank changes.
+fn check_changed_bytes(folder: &TestCheckpointFolder) {
     let path = folder.path().join(FILE);
     let bytes = fs::read(&path).unwrap();
     for size in [1, 2] {
-        let all = || (0..size).map(|r| loaded(&folder, &rank(r, size))).collect::<Vec<_>>();
+        let all = || (0..size).map(|r| loaded(folder, &rank(r, size))).collect::<Vec<_>>();
         let before = all();
         assert!(before.iter().all(|digest| digest.common == before[0].common));
         for (name, stored) in header::parse(&bytes).unwrap() {

@@ -70,26 +70,7 @@ fn quantized_values_match_the_file() {
                 "dynamic": true}}}});
     for scales in [blocks(), channels, static_tensors()] {
         let folder = TestCheckpointFolder::of(&quantized_json(scales), u64::MAX);
-        let specs = tensors(&folder.config);
-        let file = WeightSource::open(folder.path(), &folder.config, &specs).unwrap();
-        let synth = WeightSource::Synth { seed: 1, threads: 3 };
-        for spec in &specs {
-            for rank in 0..2 {
-                let ranks =
-                    ParallelRanks { tp: ParallelRank { rank, size: 2 }, ep: ParallelRank::SINGLE };
-                let slice = spec.shard.slice(spec.matrix(), &folder.config, &ranks).unwrap();
-                let parts = [&file, &synth].map(|s| s.part(spec, slice.clone()).unwrap());
-                let [a, b] = parts.each_ref().map(|part| part.matrix().unwrap());
-                assert_eq!(a.dtype(), b.dtype(), "{}", spec.name);
-                assert_eq!(a.activation_scaling(), b.activation_scaling(), "{}", spec.name);
-                let mut rows = [vec![0.0; a.cols()], vec![0.0; b.cols()]];
-                for r in 0..a.rows() {
-                    a.read_row(r, &mut rows[0]);
-                    b.read_row(r, &mut rows[1]);
-                    assert_eq!(rows[0], rows[1], "{} row {r} of rank {rank}", spec.name);
-                }
-            }
-        }
+        folder.assert_synth_equals_files();
     }
 }
 

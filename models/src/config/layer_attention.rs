@@ -1,0 +1,200 @@
+//! Parser of the layers with a sliding window, which attend to the last keys of the context only. The rules are
+//! those of transformers `configuration_*.py`.
+
+use super::json_fields::JsonFields;
+use super::layer_rope::has_layer_types;
+use super::parse_config::{LAYER_LIMIT, POSITION_LIMIT};
+use super::{
+    AttentionTemperatureConfig, ModelArchitecture, ModelConfig, ModelConfigError, RopeConfig,
+};
+
+const TYPES: &str = "layer_types";
+const WINDOW: &str = "sliding_window";
+const FULL: &str = "full_attention";
+const WINDOWED: &str = "sliding_attention";
+
+/// Layers with a sliding window, of a model in which at least one layer has a window.
+#[derive(Debug, Clone, PartialEq)]
+pub struct LayerAttentionConfig {
+    /// Number of keys to which a query of a windowed layer attends, including the key of its own position.
+    pub window: usize,
+    /// For each decoder layer, whether it has the window; other layers attend to the whole context.
+    pub windowed: Vec<bool>,
+    /// RoPE settings of the windowed layers; `None` = the settings of the other layers.
+    pub rope: Option<RopeConfig>,
+}
+
+impl LayerAttentionConfig {
+    /// Reads the windows of a model, of which all other settings have been read; returns `None` if no layer has
+    /// a window.
+    pub(super) fn read(
+        fields: &JsonFields,
+        config: &ModelConfig,
+    ) -> Result<Option<Self>, ModelConfigError> {
+        let architecture = config.architecture;
+        let window = window(fields, architecture)?;
+        let windowed = windowed_layers(fields, config, window)?;
+        if !windowed.contains(&true) {
+            return Ok(None);
+        }
+        let Some(window) = window else {
+            let why = format!("layers of the type {WINDOWED} need a window that is in use");
+            return Err(fields.unsupported(WINDOW, &why));
+        };
+        let read = || RopeConfig::read_windowed(fields, architecture, config.max_positions);
+        let rope = has_layer_types(architecture).then(read).transpose()?;
+        // A window at least as long as the context has no effect.
+        let has_effect = window < config.context_max() || rope.is_some();
+        Ok(has_effect.then_some(Self { window, windowed, rope }))
+    }
+
+    /// Whether decoder layer `i` has the window.
+    #[must_use]
+    pub fn is_windowed(&self, i: usize) -> bool {
+        self.windowed.get(i).is_some_and(|windowed| *windowed)
+    }
+}
+
+/// Reads the size of the window; `None` = no window.
+fn window(
+    fields: &JsonFields,
+    architecture: ModelArchitecture,
+) -> Result<Option<usize>, ModelConfigError> {
+    let has_switch = matches!(
+        architecture,
+        ModelArchitecture::Qwen2
+            | ModelArchitecture::Qwen2Moe
+            | ModelArchitecture::Qwen3
+            | ModelArchitecture::Qwen3Moe
+            | ModelArchitecture::SmolLm3
+    );
+    if has_switch && !fields.flag("use_sliding_window", false)? {
+        return Ok(None);
+    }
+    let absent = absent_window(fields, architecture).filter(|_| !fields.is_null(WINDOW));
+    Ok(fields.size_or_none(WINDOW, POSITION_LIMIT)?.or(absent))
+}
+
+/// Window of configurations without the field `sliding_window`. The value null means no window.
+fn absent_window(fields: &JsonFields, architecture: ModelArchitecture) -> Option<usize> {
+    if architecture == ModelArchitecture::GptOss {
+        return Some(128);
+    }
+    let has_window = match architecture {
+        ModelArchitecture::Mistral3 => !AttentionTemperatureConfig::applies(fields, architecture),
+        ModelArchitecture::Mistral
+        | ModelArchitecture::Qwen2
+        | ModelArchitecture::Qwen2Moe
+        | ModelArchitecture::Qwen3
+        | ModelArchitecture::Qwen3Moe
+        | ModelArchitecture::Olmo3 => true,
+        _ => false,
+    };
+    has_window.then_some(4096)
+}
+
+/// Reads for each layer whether it has the window `window`; the result may be empty if no layer has one.
+fn windowed_layers(
+    fields: &JsonFields,
+    config: &ModelConfig,
+    window: Option<usize>,
+) -> Result<Vec<bool>, ModelConfigError> {
+    let layers = 0..config.layers;
+    let listed = listed_layers(fields, config)?;
+    Ok(match config.architecture {
+        ModelArchitecture::Llama
+        | ModelArchitecture::Granite
+        | ModelArchitecture::GraniteMoeHybrid
+        | ModelArchitecture::Olmo2
+        | ModelArchitecture::SeedOss
+        | ModelArchitecture::Qwen3Vl
+        | ModelArchitecture::Qwen3VlMoe
+        | ModelArchitecture::DeepseekV2
+        | ModelArchitecture::DeepseekV3
+        | ModelArchitecture::LlamaEagle3 => equal_layers(fields, config, listed, None)?,
+        ModelArchitecture::Mistral
+        | ModelArchitecture::Mistral3
+        | ModelArchitecture::Ministral3
+        | ModelArchitecture::Mixtral
+        | ModelArchitecture::Qwen3Moe
+        | ModelArchitecture::Phi3 => equal_layers(fields, config, listed, window)?,
+        ModelArchitecture::Gemma3 | ModelArchitecture::Gemma3Multimodal => match listed {
+            Some(listed) => listed,
+            None => gemma3_layers(fields, config.layers)?,
+        },
+        ModelArchitecture::GptOss => {
+            listed.unwrap_or_else(|| layers.map(|i| i.is_multiple_of(2)).collect())
+        }
+        ModelArchitecture::Olmo3 => {
+            listed.unwrap_or_else(|| layers.map(|i| !(i + 1).is_multiple_of(4)).collect())
+        }
+        ModelArchitecture::Qwen2 | ModelArchitecture::Qwen3 => {
+            let from = max_window_layers(fields)?;
+            listed.unwrap_or_else(|| layers.map(|i| window.is_some() && i as f64 >= from).collect())
+        }
+        ModelArchitecture::Qwen2Moe => {
+            let below = max_window_layers(fields)?;
+            let is_used = fields.flag("use_sliding_window", false)?;
+            let is_windowed = |i: usize| is_used && i.is_multiple_of(2) && (i as f64) < below;
+            listed.unwrap_or_else(|| layers.map(is_windowed).collect())
+        }
+        ModelArchitecture::SmolLm3 => {
+            let is_windowed = |i| window.is_some() && config.nope_layers.contains(&i);
+            listed.unwrap_or_else(|| layers.map(is_windowed).collect())
+        }
+    })
+}
+
+fn max_window_layers(fields: &JsonFields) -> Result<f64, ModelConfigError> {
+    Ok(fields.number_or_none("max_window_layers")?.unwrap_or(28.0))
+}
+
+/// Layers of an architecture in which all layers have the window or none has. Such architectures do not read the
+/// list of layer types, which must agree.
+fn equal_layers(
+    fields: &JsonFields,
+    config: &ModelConfig,
+    listed: Option<Vec<bool>>,
+    window: Option<usize>,
+) -> Result<Vec<bool>, ModelConfigError> {
+    let windowed = window.is_some_and(|window| window < config.context_max());
+    if listed.is_some_and(|listed| listed.contains(&!windowed)) {
+        let kind = if windowed { WINDOWED } else { FULL };
+        let why = format!("every layer has the type {kind}, as `{WINDOW}` says");
+        return Err(fields.unsupported(TYPES, &why));
+    }
+    Ok(vec![windowed; config.layers])
+}
+
+/// Layers of Gemma 3 with a window if there is no list of layer types: all except every n-th.
+fn gemma3_layers(fields: &JsonFields, layers: usize) -> Result<Vec<bool>, ModelConfigError> {
+    const PATTERN: &str = "sliding_window_pattern";
+    const OTHER_PATTERN: &str = "_sliding_window_pattern";
+    const DEFAULT_PATTERN: usize = 6;
+    let pattern = fields.size_or_none(PATTERN, LAYER_LIMIT)?.unwrap_or(DEFAULT_PATTERN);
+    if fields.size_or_none(OTHER_PATTERN, LAYER_LIMIT)?.is_some_and(|other| other != pattern) {
+        let why = format!("transformers reads `{TYPES}` or `{PATTERN}`");
+        return Err(fields.unsupported(OTHER_PATTERN, &why));
+    }
+    Ok((0..layers).map(|i| !(i + 1).is_multiple_of(pattern)).collect())
+}
+
+/// Reads the list of layer types; returns for each layer whether it has a window, or `None` without a list.
+fn listed_layers(
+    fields: &JsonFields,
+    config: &ModelConfig,
+) -> Result<Option<Vec<bool>>, ModelConfigError> {
+    let Some(types) = fields.strings(TYPES)? else { return Ok(None) };
+    let is_granite = config.architecture == ModelArchitecture::GraniteMoeHybrid;
+    let is_known =
+        |kind: &&str| [FULL, WINDOWED].contains(kind) || (is_granite && *kind == "attention");
+    if !types.iter().all(is_known) {
+        let why = format!("supported are {FULL} and {WINDOWED}");
+        return Err(fields.unsupported(TYPES, &why));
+    }
+    if types.len() != config.layers {
+        let detail = format!("{} entries for {} layers", types.len(), config.layers);
+        return Err(fields.contradiction(TYPES, detail));
+    }
+    Ok(Some(types.iter().map(|kind| *kind == WINDOWED).collect()))
+}
