@@ -126,18 +126,7 @@ fn combine(
     let own_multiple =
         members.get("multipleOf").and_then(Value::as_number).and_then(DecimalNumber::from_number);
     let own_multiple = own_multiple.map(|decimal| decimal.coarser(PLACES_MAX));
-    let mut all = match (accumulated, own_multiple) {
-        (Some(a), Some(b)) => match a.common_multiple(b) {
-            Some(multiple) => Some(multiple),
-            None => {
-                return reject(
-                    "multipleOf values of schemas that apply together have a too large common multiple"
-                        .to_owned(),
-                );
-            }
-        },
-        (a, b) => a.or(b),
-    };
+    let mut all = common_multiple(accumulated, own_multiple)?;
     let parts = |keyword: &str| {
         let list = members.get(keyword).and_then(Value::as_array).into_iter().flatten();
         list.filter_map(Value::as_object)
@@ -151,6 +140,21 @@ fn combine(
         }
     }
     Ok(all)
+}
+
+/// Returns the least common multiple of two `multipleOf` values; `None` = a schema has no such value.
+fn common_multiple(
+    a: Option<DecimalNumber>,
+    b: Option<DecimalNumber>,
+) -> Result<Option<DecimalNumber>, GrammarError> {
+    let (Some(first), Some(second)) = (a, b) else { return Ok(a.or(b)) };
+    let Some(multiple) = first.common_multiple(second) else {
+        return reject(
+            "multipleOf values of schemas that apply together have a too large common multiple"
+                .to_owned(),
+        );
+    };
+    Ok(Some(multiple))
 }
 
 /// Converts a count to an integer; a count such as 2.0 is accepted. An upper limit above `COUNT_MAX` becomes

@@ -13,3 +13,13 @@ use std::sync::PoisonError;
 pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
+
+/// Runs `test` in `interleavings` random interleavings of its threads. Each thread has a stack of 1 MiB, because the
+/// default stack of 32 KiB is too small for the grammar compiler in a build without optimisation.
+#[cfg(feature = "interleavings")]
+pub fn check_interleavings(interleavings: usize, test: impl Fn() + Send + Sync + 'static) {
+    let mut config = shuttle::Config::new();
+    config.stack_size = 1 << 20;
+    let scheduler = shuttle::scheduler::RandomScheduler::new(interleavings);
+    shuttle::Runner::new(scheduler, config).run(test);
+}

@@ -386,6 +386,7 @@ pub(super) fn budget(tokens: u32) -> ThinkingBudget {
     ThinkingBudget {
         tokens,
         end_marker: [u32::from(b'-'), u32::from(b'!')].into(),
+        answer_opening: None,
         vocab_size: END + 1,
         new_tracker,
     }

@@ -55,6 +55,9 @@ pub struct ThinkingBudget {
     pub tokens: u32,
     /// Token ids of the end marker, which ends the reasoning; not empty.
     pub end_marker: Arc<[Token]>,
+    /// Token ids that are forced if reasoning begins again after the end marker was forced: they end the
+    /// reasoning and begin the answer. `None` = reasoning cannot begin again.
+    pub answer_opening: Option<Arc<[Token]>>,
     /// Vocabulary size of the model, which may be larger than the vocabulary size of the tokenizer.
     pub vocab_size: u32,
     /// Factory of the reasoning tracker.
@@ -152,7 +155,9 @@ impl ThinkingBudgetState {
             self.forced.filter(|&done| self.budget.end_marker.get(done) == Some(&token))
         {
             self.forced = Some(done + 1);
-            self.done = done + 1 == self.budget.end_marker.len();
+            if done + 1 == self.budget.end_marker.len() {
+                self.end_forcing();
+            }
             return;
         }
         self.forced = None;
@@ -161,8 +166,23 @@ impl ThinkingBudgetState {
             self.recent.push(token);
             let extra = (self.recent.len() + 1).saturating_sub(self.budget.end_marker.len());
             self.recent.drain(..extra);
+        } else {
+            self.recent.clear();
         }
         self.force_if_spent();
+    }
+
+    /// Called after the whole end marker was forced. If reasoning may begin again, the opening of the answer
+    /// is the next end marker, so that the output cannot alternate between reasoning and end markers.
+    fn end_forcing(&mut self) {
+        match self.budget.answer_opening.take() {
+            None => self.done = true,
+            Some(answer_opening) => {
+                self.budget.end_marker = answer_opening;
+                self.forced = None;
+                self.recent.clear();
+            }
+        }
     }
 
     /// Starts forcing the end marker if the output has used up its thinking budget. If the model has
@@ -230,10 +250,64 @@ mod tests {
     fn budget_state(tokens: u32, inside: bool, waits_for_character: bool) -> ThinkingBudgetState {
         let new_tracker: ReasoningTrackerFactory =
             Arc::new(move || Box::new(TestReasoningTracker { seen: Vec::new(), inside }));
+        let end_marker = END_MARKER.into();
+        let (answer_opening, vocab_size) = (None, 70);
         ThinkingBudgetState::new(
-            ThinkingBudget { tokens, end_marker: END_MARKER.into(), vocab_size: 70, new_tracker },
+            ThinkingBudget { tokens, end_marker, answer_opening, vocab_size, new_tracker },
             waits_for_character,
         )
+    }
+
+    /// Token that begins the answer of an output in which reasoning may begin again.
+    const ANSWER: Token = 92;
+
+    /// Test tracker of an output with several parts: `OPEN` begins reasoning, `END_MARKER[0]` ends it, and no
+    /// reasoning follows `ANSWER`.
+    #[derive(Clone)]
+    struct MessageReasoningTracker(ReasoningState);
+
+    impl ReasoningTracker for MessageReasoningTracker {
+        fn push(&mut self, token: Token) {
+            self.0 = match token {
+                _ if self.0 == ReasoningState::After => ReasoningState::After,
+                OPEN => ReasoningState::Inside { at_character_boundary: true },
+                ANSWER => ReasoningState::After,
+                token if token == END_MARKER[0] => ReasoningState::Before,
+                _ => self.0,
+            };
+        }
+
+        fn state(&self) -> ReasoningState {
+            self.0
+        }
+
+        fn boxed_clone(&self) -> Box<dyn ReasoningTracker> {
+            Box::new(self.clone())
+        }
+    }
+
+    #[test]
+    fn reasoning_that_begins_again_is_ended_by_the_answer() {
+        let output = |tokens: u32, proposed: &[Token]| {
+            let new_tracker: ReasoningTrackerFactory =
+                Arc::new(|| Box::new(MessageReasoningTracker(ReasoningState::Before)));
+            let end_marker = END_MARKER[..2].into();
+            let answer_opening = Some([END_MARKER[0], END_MARKER[1], ANSWER].into());
+            let vocab_size = 128;
+            let budget =
+                ThinkingBudget { tokens, end_marker, answer_opening, vocab_size, new_tracker };
+            forced_output(ThinkingBudgetState::new(budget, false), proposed)
+        };
+        assert_eq!(output(1, &[OPEN, 1, 1, 1, 5, ANSWER, 1]), [OPEN, 1, 7, 8, 5, ANSWER, 1]);
+        assert_eq!(
+            output(1, &[OPEN, 1, 1, 1, 5, OPEN, 1, 1, 1, OPEN, 1]),
+            [OPEN, 1, 7, 8, 5, OPEN, 7, 8, ANSWER, OPEN, 1]
+        );
+        // The tokens of all parts of the reasoning count.
+        assert_eq!(
+            output(3, &[OPEN, 1, 1, 7, 5, OPEN, 1, 1, ANSWER]),
+            [OPEN, 1, 1, 7, 5, OPEN, 7, 8, ANSWER]
+        );
     }
 
     #[test]

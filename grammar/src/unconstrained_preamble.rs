@@ -7,11 +7,16 @@ use serde::{Deserialize, Serialize};
 
 /// Unconstrained text at the beginning of an output.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct UnconstrainedPreamble {
-    /// Special token that may begin the unconstrained text.
-    pub opening: Option<Token>,
-    /// Markers, each of which ends the unconstrained text.
-    pub ends: Vec<PreambleEndMarker>,
+pub enum UnconstrainedPreamble {
+    /// Any text up to a marker.
+    UpToMarker {
+        /// Special token that may begin the unconstrained text.
+        opening: Option<Token>,
+        /// Markers, each of which ends the unconstrained text.
+        ends: Vec<PreambleEndMarker>,
+    },
+    /// Text that matches the rule `head` of these rules, in llguidance's dialect of Lark.
+    Lark(String),
 }
 
 /// Marker that ends unconstrained text.
@@ -27,7 +32,7 @@ pub struct PreambleEndMarker {
 impl From<&str> for UnconstrainedPreamble {
     /// Creates unconstrained text that ends with a plain-text marker.
     fn from(marker: &str) -> Self {
-        Self {
+        Self::UpToMarker {
             opening: None,
             ends: vec![PreambleEndMarker { text: marker.to_owned(), token: None }],
         }
@@ -37,28 +42,36 @@ impl From<&str> for UnconstrainedPreamble {
 impl UnconstrainedPreamble {
     /// Returns the Lark grammar for the unconstrained text followed by the grammar named `rest`.
     pub(super) fn grammar_before(&self, rest: &str) -> String {
-        let texts = |is_token: bool| -> Vec<String> {
-            let ends = self.ends.iter().filter(|end| end.token.is_some() == is_token);
-            ends.map(|end| end.text.clone()).collect()
-        };
-        let (token_texts, plain_texts) = (texts(true), texts(false));
-        let mut ends = Vec::new();
-        let mut terminals = Vec::new();
-        if !token_texts.is_empty() {
-            let all: Vec<String> = self.ends.iter().map(|end| end.text.clone()).collect();
-            terminals.push(format!("FREE: {}\n", without(&all)));
-            let tokens = self.ends.iter().filter_map(|end| end.token);
-            let tokens: Vec<String> = tokens.map(|id| format!("<[{id}]>")).collect();
-            ends.push(format!("FREE ({})", tokens.join(" | ")));
+        match self {
+            Self::UpToMarker { opening, ends } => marker_grammar(*opening, ends, rest),
+            Self::Lark(rules) => format!("start: head @{rest}\n{rules}"),
         }
-        if !plain_texts.is_empty() {
-            terminals.push(format!("ENDED: {}\n", up_to(&plain_texts, &token_texts)));
-            ends.push("ENDED".to_owned());
-        }
-        let opening = self.opening.map(|id| format!("(<[{id}]>)? ")).unwrap_or_default();
-        let (head, terminals) = (ends.join(" | "), terminals.concat());
-        format!("start: {opening}head @{rest}\nhead: {head}\n{terminals}")
     }
+}
+
+/// Returns the Lark grammar for any text up to one of `ends`, followed by the grammar named `rest`.
+fn marker_grammar(opening: Option<Token>, ends: &[PreambleEndMarker], rest: &str) -> String {
+    let texts = |is_token: bool| -> Vec<String> {
+        let ends = ends.iter().filter(|end| end.token.is_some() == is_token);
+        ends.map(|end| end.text.clone()).collect()
+    };
+    let (token_texts, plain_texts) = (texts(true), texts(false));
+    let mut alternatives = Vec::new();
+    let mut terminals = Vec::new();
+    if !token_texts.is_empty() {
+        let all: Vec<String> = ends.iter().map(|end| end.text.clone()).collect();
+        terminals.push(format!("FREE: {}\n", without(&all)));
+        let tokens = ends.iter().filter_map(|end| end.token);
+        let tokens: Vec<String> = tokens.map(|id| format!("<[{id}]>")).collect();
+        alternatives.push(format!("FREE ({})", tokens.join(" | ")));
+    }
+    if !plain_texts.is_empty() {
+        terminals.push(format!("ENDED: {}\n", up_to(&plain_texts, &token_texts)));
+        alternatives.push("ENDED".to_owned());
+    }
+    let opening = opening.map(|id| format!("(<[{id}]>)? ")).unwrap_or_default();
+    let (head, terminals) = (alternatives.join(" | "), terminals.concat());
+    format!("start: {opening}head @{rest}\nhead: {head}\n{terminals}")
 }
 
 #[cfg(test)]
@@ -102,7 +115,7 @@ mod tests {
             let compiler = GrammarCompiler::new(marker_vocabulary(is_close_special)).unwrap();
             let compiled = |ends: &[&PreambleEndMarker]| {
                 let ends = ends.iter().map(|&end| end.clone()).collect();
-                let head = UnconstrainedPreamble { opening: Some(OPEN_MARKER), ends };
+                let head = UnconstrainedPreamble::UpToMarker { opening: Some(OPEN_MARKER), ends };
                 let spec = GrammarSpec::Regex("yes".to_owned());
                 let constraint = OutputConstraint::new(spec, "test").start_after(head);
                 compile_with(&compiler, &constraint).unwrap()

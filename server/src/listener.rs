@@ -62,16 +62,7 @@ impl ConnectionLimiter {
     ) {
         let failures = LogRateLimiter::default();
         loop {
-            let stream = match listener.accept().await {
-                Ok((stream, _)) => stream,
-                Err(error) => {
-                    if let Some(unlogged) = failures.allow(Instant::now()) {
-                        tracing::warn!(%error, unlogged, "accept failed");
-                    }
-                    tokio::time::sleep(ACCEPT_PAUSE).await;
-                    continue;
-                }
-            };
+            let stream = accept_with_retries(&listener, &failures).await;
             let (permit, access) = self.acquire_permit().await;
             let (app, router, stop) = (Arc::clone(&app), router.clone(), self.stop.subscribe());
             let deadlines = match access {
@@ -99,6 +90,21 @@ impl ConnectionLimiter {
         self.stop.send_replace(true);
         // Semaphores are never closed, so `acquire_many` returns only when all permits are acquired.
         let _ = self.permits.acquire_many(self.count).await;
+    }
+}
+
+/// Accepts one connection; after a failure, pauses and tries again. `failures` limits the log of failures.
+async fn accept_with_retries(listener: &TcpListener, failures: &LogRateLimiter) -> TcpStream {
+    loop {
+        match listener.accept().await {
+            Ok((stream, _)) => return stream,
+            Err(error) => {
+                if let Some(unlogged) = failures.allow(Instant::now()) {
+                    tracing::warn!(%error, unlogged, "accept failed");
+                }
+            }
+        }
+        tokio::time::sleep(ACCEPT_PAUSE).await;
     }
 }
 

@@ -1,6 +1,6 @@
 //! Environment variables that configure the process. Only this file reads them, once at start-up.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use engine::nodes::ClusterSecret;
 use executor::DeviceEnvironment;
@@ -43,11 +43,7 @@ impl ProcessEnvironment {
         let cache = cache.or_else(|| text("HOME").map(|home| PathBuf::from(home).join(".cache")));
         let home = text("HF_HOME").map(PathBuf::from);
         let home = home.or_else(|| cache.as_ref().map(|cache| cache.join("huggingface")));
-        let token = text("HF_TOKEN").or_else(|| {
-            let file = home.as_ref()?.join("token");
-            let token = std::fs::read_to_string(file).ok()?;
-            Some(token.trim().to_owned()).filter(|token| !token.is_empty())
-        });
+        let token = text("HF_TOKEN").or_else(|| read_trimmed(&home.as_ref()?.join("token")));
         let hub_cache = text("HF_HUB_CACHE").map(PathBuf::from);
         Self {
             hub_cache: hub_cache.or_else(|| home.map(|home| home.join("hub"))),
@@ -73,6 +69,12 @@ impl ProcessEnvironment {
 
 /// Returns the host name, which in a container is the name of the pod.
 fn host_name() -> Option<String> {
-    let name = std::fs::read_to_string("/proc/sys/kernel/hostname").ok()?;
-    Some(name.trim().to_owned()).filter(|name| !name.is_empty())
+    read_trimmed(Path::new("/proc/sys/kernel/hostname"))
+}
+
+/// Returns the text of a file without leading and trailing whitespace; `None` if the file cannot be read or
+/// contains no text.
+fn read_trimmed(file: &Path) -> Option<String> {
+    let text = std::fs::read_to_string(file).ok()?;
+    Some(text.trim().to_owned()).filter(|text| !text.is_empty())
 }

@@ -83,8 +83,7 @@ fn usable_gpu(list: &mut FindingList, vendor: &GpuVendorReport, is_required: boo
         list.add(level, format!("{file} cannot be opened: {error}.{effect}"), remedy);
     }
     for role in ["driver", "compiler"] {
-        let error = vendor.libraries.iter().find(|l| l.role == role).and_then(|l| l.error.as_ref());
-        if let Some(error) = error {
+        if let Some(error) = library_error(vendor, role) {
             list.add(level, format!("{error}.{effect}"), missing_library_remedy(vendor));
         }
     }
@@ -105,6 +104,12 @@ fn usable_gpu(list: &mut FindingList, vendor: &GpuVendorReport, is_required: boo
     }
 }
 
+/// Returns the reason why the library with this role was not opened.
+fn library_error<'a>(vendor: &'a GpuVendorReport, role: &str) -> Option<&'a str> {
+    let library = vendor.libraries.iter().find(|library| library.role == role);
+    library.and_then(|library| library.error.as_deref())
+}
+
 fn missing_library_remedy(vendor: &GpuVendorReport) -> &'static str {
     if vendor.device == "rocm" {
         "install ROCm, or set ROCM_PATH"
@@ -115,17 +120,14 @@ fn missing_library_remedy(vendor: &GpuVendorReport) -> &'static str {
 
 /// Adds the problems that make the GPUs of a vendor slow.
 fn slow_gpus(list: &mut FindingList, vendor: &GpuVendorReport) {
-    let missing = |role: &str| {
-        vendor.libraries.iter().find(|l| l.role == role).and_then(|l| l.error.as_ref())
-    };
-    if let Some(error) = missing("blas") {
+    if let Some(error) = library_error(vendor, "blas") {
         let what = format!(
             "{error}. Matrix products of more than 16 rows use the built-in kernels, which are slower."
         );
         list.warn(what, missing_library_remedy(vendor));
     }
     let is_group = vendor.devices.len() > 1;
-    if let Some(error) = missing("collectives").filter(|_| is_group) {
+    if let Some(error) = library_error(vendor, "collectives").filter(|_| is_group) {
         let what = format!("{error}. Tensor parallelism and data parallelism on GPUs need it.");
         list.warn(what, missing_library_remedy(vendor));
     }

@@ -3,7 +3,8 @@
 use std::fmt::Write as _;
 
 use super::report::{
-    DoctorReport, FindingSeverity, GpuReport, GpuVendorReport, HostReport, LibraryReport,
+    DoctorReport, FindingSeverity, GpuReport, GpuVendorReport, HostReport, KernelCacheReport,
+    LibraryReport,
 };
 
 /// Returns the page.
@@ -11,19 +12,7 @@ pub(super) fn page(report: &DoctorReport) -> String {
     let mut out = String::new();
     line(&mut out, &format!("hadron {}, {} build", report.version, report.build));
     host(&mut out, &report.host);
-    match &report.kernel_cache {
-        None => line(&mut out, "kernel cache   none: neither XDG_CACHE_HOME nor HOME is set"),
-        Some(cache) => line(
-            &mut out,
-            &format!(
-                "kernel cache   {}: {} images, {}, {}",
-                cache.folder.display(),
-                cache.images,
-                size(cache.bytes),
-                if cache.is_writable { "writable" } else { "not writable" }
-            ),
-        ),
-    }
+    kernel_cache(&mut out, report.kernel_cache.as_ref());
     report.gpus.iter().for_each(|vendor| gpus(&mut out, vendor));
     line(&mut out, "");
     for finding in &report.findings {
@@ -67,6 +56,22 @@ fn host(out: &mut String, host: &HostReport) {
             limit(host.open_files)
         ),
     );
+}
+
+fn kernel_cache(out: &mut String, cache: Option<&KernelCacheReport>) {
+    match cache {
+        None => line(out, "kernel cache   none: neither XDG_CACHE_HOME nor HOME is set"),
+        Some(cache) => line(
+            out,
+            &format!(
+                "kernel cache   {}: {} images, {}, {}",
+                cache.folder.display(),
+                cache.images,
+                size(cache.bytes),
+                if cache.is_writable { "writable" } else { "not writable" }
+            ),
+        ),
+    }
 }
 
 fn gpus(out: &mut String, vendor: &GpuVendorReport) {

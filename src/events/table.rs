@@ -10,13 +10,9 @@ pub(super) const HEADER: &str = "TIME (UTC)    SEQUENCE          RANK  EVENT    
 pub(super) fn row(seq: u64, ts: f64, rank: Option<u32>, event: &DecodedKvEvent) -> String {
     let rank = rank.map_or_else(|| "-".to_owned(), |rank| rank.to_string());
     let head = format!("{:<12}  {seq:<16}  {rank:>4}", time_of_day(ts));
-    let first = |hashes: &[ExternalBlockHash]| {
-        hashes.first().map_or_else(|| "-".to_owned(), ExternalBlockHash::to_string)
-    };
     match event {
         DecodedKvEvent::BlockStored(stored) => {
-            let parent = stored.parent_block_hash.as_ref();
-            let parent = parent.map_or_else(|| "-".to_owned(), ExternalBlockHash::to_string);
+            let parent = hash_or_dash(stored.parent_block_hash.as_ref());
             let notes = stored.lora_name.iter().map(|name| format!("  lora {name}"));
             let extra = stored.extra_keys.iter().map(|keys| format!("  keys {}", shown(keys)));
             format!(
@@ -24,7 +20,7 @@ pub(super) fn row(seq: u64, ts: f64, rank: Option<u32>, event: &DecodedKvEvent) 
                 stored.block_hashes.len(),
                 stored.token_ids.len(),
                 stored.medium.as_deref().unwrap_or("-"),
-                first(&stored.block_hashes),
+                hash_or_dash(stored.block_hashes.first()),
                 notes.chain(extra).collect::<String>(),
             )
         }
@@ -33,10 +29,14 @@ pub(super) fn row(seq: u64, ts: f64, rank: Option<u32>, event: &DecodedKvEvent) 
             removed.block_hashes.len(),
             "-",
             removed.medium.as_deref().unwrap_or("-"),
-            first(&removed.block_hashes),
+            hash_or_dash(removed.block_hashes.first()),
         ),
         DecodedKvEvent::AllBlocksCleared => format!("{head}  cleared     all"),
     }
+}
+
+fn hash_or_dash(hash: Option<&ExternalBlockHash>) -> String {
+    hash.map_or_else(|| "-".to_owned(), ExternalBlockHash::to_string)
 }
 
 fn shown(keys: &[Option<Vec<serde_json::Value>>]) -> String {

@@ -155,19 +155,13 @@ async fn wait_for_exit(
 ) -> ExitCode {
     let mut deadline = None;
     loop {
-        let overdue = async {
-            match deadline {
-                Some(at) => sleep_until(at).await,
-                None => std::future::pending().await,
-            }
-        };
         tokio::select! {
             exit = exit_rx.recv() => match exit {
                 Some(ExecutorChildExit::Stopped(code)) => return code,
                 Some(ExecutorChildExit::LinkClosed) => deadline = Some(Instant::now() + STEP_GRACE_PERIOD),
                 None => return ExitCode::from(EXIT_CODE_FATAL),
             },
-            () = overdue => return ExitCode::from(EXIT_CODE_FATAL),
+            () = sleep_until_deadline(deadline) => return ExitCode::from(EXIT_CODE_FATAL),
             _ = interrupt.recv() => {}
             _ = quit.recv() => {}
             _ = terminate.recv() => {
@@ -177,6 +171,14 @@ async fn wait_for_exit(
                 tracing::info!("SIGTERM ignored: the server stops its executors");
             }
         }
+    }
+}
+
+/// Waits until `deadline`; waits forever if there is none.
+async fn sleep_until_deadline(deadline: Option<Instant>) {
+    match deadline {
+        Some(at) => sleep_until(at).await,
+        None => std::future::pending().await,
     }
 }
 

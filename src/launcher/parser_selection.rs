@@ -2,12 +2,17 @@
 //! architecture.
 
 use crate::config::ReplyArgs;
+use anyhow::{Result, bail};
 use models::ModelArchitecture;
 use text::{ChatTemplate, OutputParserConfig, ReasoningFamily, Tokenizer, ToolCallSyntax};
+
+/// Marker that only chat templates in the harmony format print.
+const HARMONY_MARKER: &str = "<|channel|>";
 
 /// Markers that a chat template prints, with the tool call syntax that they belong to. A marker that also occurs
 /// in another syntax comes after the markers of that syntax.
 const TEMPLATE_MARKERS: &[(&str, ToolCallSyntax)] = &[
+    (HARMONY_MARKER, ToolCallSyntax::Harmony),
     ("｜DSML｜", ToolCallSyntax::DeepSeekV32),
     ("<|tool_calls_section_begin|>", ToolCallSyntax::KimiK2),
     ("<minimax:tool_call>", ToolCallSyntax::MiniMaxM2),
@@ -27,21 +32,18 @@ const TEMPLATE_MARKERS: &[(&str, ToolCallSyntax)] = &[
 ];
 
 /// Selects the parsers of a model.
+///
+/// Errors: only one of the parsers is of the harmony format.
 pub(super) fn select_parsers(
     args: &ReplyArgs,
     architecture: ModelArchitecture,
     template: Option<&ChatTemplate>,
     tokenizer: &Tokenizer,
-) -> OutputParserConfig {
+) -> Result<OutputParserConfig> {
     let mentions = |text: &str| template.is_some_and(|template| template.mentions(text));
-    let tool_calls = match args.tool_call_parser.as_str() {
-        "auto" => Some(tool_call_syntax(architecture, mentions)),
-        name => parser_by_name(ToolCallSyntax::NAMES, name),
-    };
-    let reasoning = match args.reasoning_parser.as_str() {
-        "auto" => reasoning_family(architecture, mentions),
-        name => parser_by_name(ReasoningFamily::NAMES, name),
-    };
+    let flags =
+        ParserFlags { tool_calls: &args.tool_call_parser, reasoning: &args.reasoning_parser };
+    let SelectedParsers { tool_calls, reasoning } = flags.selected(architecture, mentions)?;
     tracing::info!(
         tool_calls = parser_name(ToolCallSyntax::NAMES, tool_calls),
         reasoning = parser_name(ReasoningFamily::NAMES, reasoning),
@@ -51,7 +53,60 @@ pub(super) fn select_parsers(
     // false.
     let mut parsers = OutputParserConfig::new(tool_calls, reasoning, tokenizer);
     parsers.opens_reasoning = mentions("enable_thinking");
-    parsers
+    Ok(parsers)
+}
+
+/// Parsers of a model; `None` = the output is not parsed for this.
+#[derive(Debug, PartialEq, Eq)]
+struct SelectedParsers {
+    tool_calls: Option<ToolCallSyntax>,
+    reasoning: Option<ReasoningFamily>,
+}
+
+/// Names given by the flags `--tool-call-parser` and `--reasoning-parser`.
+struct ParserFlags<'a> {
+    tool_calls: &'a str,
+    reasoning: &'a str,
+}
+
+impl ParserFlags<'_> {
+    /// Selects the parsers. With `auto`, a parser is selected by the chat template and the architecture; it is
+    /// of the harmony format if the other flag selects this format.
+    ///
+    /// Errors: only one of the parsers is of the harmony format, in which reasoning and tool calls cannot be
+    /// parsed separately.
+    fn selected(
+        &self,
+        architecture: ModelArchitecture,
+        mentions: impl Fn(&str) -> bool,
+    ) -> Result<SelectedParsers> {
+        let named_calls = parser_by_name(ToolCallSyntax::NAMES, self.tool_calls);
+        let named_reasoning = parser_by_name(ReasoningFamily::NAMES, self.reasoning);
+        let tool_calls = match self.tool_calls {
+            "auto" if named_reasoning == Some(ReasoningFamily::Harmony) => {
+                Some(ToolCallSyntax::Harmony)
+            }
+            "auto" => Some(tool_call_syntax(architecture, &mentions)),
+            _ => named_calls,
+        };
+        let reasoning = match self.reasoning {
+            "auto" if named_calls == Some(ToolCallSyntax::Harmony) => {
+                Some(ReasoningFamily::Harmony)
+            }
+            "auto" => reasoning_family(architecture, &mentions),
+            _ => named_reasoning,
+        };
+        let is_harmony = tool_calls == Some(ToolCallSyntax::Harmony);
+        if is_harmony != (reasoning == Some(ReasoningFamily::Harmony)) {
+            bail!(
+                "--tool-call-parser {} and --reasoning-parser {}: in the harmony format, one parser reads \
+             reasoning and tool calls; select harmony or none with both flags",
+                parser_name(ToolCallSyntax::NAMES, tool_calls),
+                parser_name(ReasoningFamily::NAMES, reasoning)
+            );
+        }
+        Ok(SelectedParsers { tool_calls, reasoning })
+    }
 }
 
 /// Returns the parser with the given name; `None` for `none`. Unknown names have been rejected before.
@@ -99,10 +154,12 @@ fn tool_call_syntax(
         | ModelArchitecture::GraniteMoeHybrid
         | ModelArchitecture::Olmo2
         | ModelArchitecture::Olmo3
-        | ModelArchitecture::SmolLm3 => ToolCallSyntax::Hermes,
+        | ModelArchitecture::SmolLm3
+        | ModelArchitecture::GptOss => ToolCallSyntax::Hermes,
         ModelArchitecture::Granite => ToolCallSyntax::Granite,
         ModelArchitecture::SeedOss => ToolCallSyntax::SeedOss,
         ModelArchitecture::Phi3 => ToolCallSyntax::Phi4Mini,
+        ModelArchitecture::Gemma3 | ModelArchitecture::Gemma3Multimodal => ToolCallSyntax::ToolCode,
         ModelArchitecture::DeepseekV2 | ModelArchitecture::DeepseekV3 => ToolCallSyntax::DeepSeekV3,
     }
 }
@@ -112,6 +169,7 @@ fn reasoning_family(
     mentions: impl Fn(&str) -> bool,
 ) -> Option<ReasoningFamily> {
     match architecture {
+        _ if mentions(HARMONY_MARKER) => Some(ReasoningFamily::Harmony),
         _ if mentions("<seed:think>") => Some(ReasoningFamily::SeedOss),
         _ if mentions("[THINK]") => Some(ReasoningFamily::Mistral),
         _ if mentions("Here is my thought process:") => Some(ReasoningFamily::Granite),
@@ -144,6 +202,7 @@ mod tests {
         assert_eq!(tool_calls(ModelArchitecture::Qwen3Moe, coder), ToolCallSyntax::Qwen3Coder);
         assert_eq!(tool_calls(ModelArchitecture::Llama, ""), ToolCallSyntax::Llama3Json);
         assert_eq!(tool_calls(ModelArchitecture::Llama, "<tool_call>"), ToolCallSyntax::Hermes);
+        assert_eq!(tool_calls(ModelArchitecture::Gemma3, ""), ToolCallSyntax::ToolCode);
         let distilled = "<｜tool▁calls▁begin｜>\n```json";
         assert_eq!(tool_calls(ModelArchitecture::Qwen2, distilled), ToolCallSyntax::DeepSeekV3);
         for (template, syntax) in [
@@ -159,6 +218,8 @@ mod tests {
             ("<|tool_call|>", ToolCallSyntax::Granite),
             ("<start_function_call>call:", ToolCallSyntax::FunctionGemma),
             ("<|tool_call>call:", ToolCallSyntax::Gemma4),
+            ("<|channel>thought <|tool_call>call:", ToolCallSyntax::Gemma4),
+            ("<|start|>assistant<|channel|>final<|message|>", ToolCallSyntax::Harmony),
         ] {
             assert_eq!(tool_calls(ModelArchitecture::DeepseekV3, template), syntax, "{template}");
         }
@@ -188,5 +249,32 @@ mod tests {
             reasoning(ModelArchitecture::Mistral, "[THINK]"),
             Some(ReasoningFamily::Mistral)
         );
+    }
+
+    #[test]
+    fn harmony_is_selected_for_both_parsers() {
+        let select = |tool_calls: &str, reasoning: &str, template: &'static str| {
+            let flags = ParserFlags { tool_calls, reasoning };
+            let parsers = flags.selected(ModelArchitecture::Qwen3, |s| template.contains(s));
+            parsers.map_err(|error| error.to_string())
+        };
+        let harmony = Ok(SelectedParsers {
+            tool_calls: Some(ToolCallSyntax::Harmony),
+            reasoning: Some(ReasoningFamily::Harmony),
+        });
+        assert_eq!(select("auto", "auto", HARMONY_MARKER), harmony);
+        for (calls, reasoning) in
+            [("harmony", "harmony"), ("openai", "auto"), ("auto", "openai_gptoss")]
+        {
+            assert_eq!(select(calls, reasoning, "<tool_call>"), harmony);
+        }
+        let none = Ok(SelectedParsers { tool_calls: None, reasoning: None });
+        assert_eq!(select("none", "none", HARMONY_MARKER), none);
+        for (calls, reasoning) in
+            [("none", "auto"), ("auto", "none"), ("hermes", "auto"), ("harmony", "qwen3")]
+        {
+            let error = select(calls, reasoning, HARMONY_MARKER).unwrap_err();
+            assert!(error.contains("in the harmony format"), "{error}");
+        }
     }
 }

@@ -192,8 +192,7 @@ fn start(
     let mut startup = wait_until_ready(&mut world, &mut links, events);
     if let Err(error) = &startup
         && auto
-        && can_fall_back_to_cpu(&args)
-        && error.is_device_error()
+        && can_fall_back_to_cpu(&args, error)
     {
         tracing::warn!(%error, "the GPU is not usable; falling back to the CPU");
         args.engine.device = DeviceArg::Cpu;
@@ -207,9 +206,12 @@ fn start(
     }
 }
 
-/// Whether the CPU can replace the detected device: there is one executor, and it uses a GPU.
-fn can_fall_back_to_cpu(args: &ServeArgs) -> bool {
-    settings::parallel(args).world_size() == 1 && args.engine.device != DeviceArg::Cpu
+/// Whether the CPU can replace the detected device after the start failed with `error`: there is one
+/// executor, it uses a GPU, and it failed to open the GPU.
+fn can_fall_back_to_cpu(args: &ServeArgs, error: &StartError) -> bool {
+    settings::parallel(args).world_size() == 1
+        && args.engine.device != DeviceArg::Cpu
+        && error.is_device_error()
 }
 
 /// Creates the context that request handlers need to serve the model.
@@ -229,7 +231,7 @@ fn serving_context(
         architecture,
         text.template.as_ref(),
         &text.tokenizer,
-    );
+    )?;
     let tokenizer = Arc::new(text.tokenizer);
     let vocabulary_tokenizer = Arc::clone(&tokenizer);
     let timings = Arc::clone(&host.grammar_timings);

@@ -6,6 +6,7 @@
 //! is meant to cause preemptions or prefix hits must report some.
 
 use crate::child_watchdog::{CHILD_TIMEOUT, ChildWatchdog, run_within};
+use crate::seed_cursor::is_selected_by_cursor;
 use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -19,6 +20,9 @@ pub(super) const ALL_QUESTIONS: u32 = 500;
 /// (`just accuracy`) selects all questions.
 pub(super) const SAMPLED_QUESTIONS: u32 = 100;
 
+/// Number of runs with a small KV cache, of which one must cause preemptions.
+const ROUNDS_MAX: u32 = 5;
+
 /// Number of questions with which each server configuration is tested.
 #[allow(clippy::disallowed_methods, reason = "`just accuracy` asks for all")]
 pub(super) fn compared() -> u32 {
@@ -27,6 +31,12 @@ pub(super) fn compared() -> u32 {
     } else {
         SAMPLED_QUESTIONS
     }
+}
+
+/// Number of questions of the first score of demo model `model`, which must be at least 95 %: all questions
+/// for one of the two models, which `HADRON_CURSOR` selects, and the sample for the other one.
+pub(super) fn scored(model: u64) -> u32 {
+    if is_selected_by_cursor(model, 2) { ALL_QUESTIONS } else { compared() }
 }
 
 /// Returns the path of a file with `count` questions, evenly spaced in the full question list. Writes the
@@ -137,12 +147,27 @@ pub(super) fn run(flags: &str, concurrency: u32, count: u32) -> (u32, String) {
     (right, server.stop())
 }
 
+/// Runs the accuracy test with a KV cache of 44 blocks until a run has caused preemptions, because the number
+/// of requests that are in the batch together depends on the machine's speed. Asserts that each score is
+/// `baseline`. Returns the number of runs, or `ROUNDS_MAX + 1` if none caused a preemption.
+fn preempting_rounds(baseline: u32, count: u32) -> u32 {
+    let preempted = |_: &u32| {
+        let (score, log) = run("--num-gpu-blocks-override 44 --max-model-len 700", 64, count);
+        assert_eq!(score, baseline);
+        let preemptions = total(&log, "preemptions");
+        println!("{preemptions} preemptions");
+        preemptions > 0
+    };
+    (1..=ROUNDS_MAX).find(preempted).unwrap_or(ROUNDS_MAX + 1)
+}
+
 #[test]
 fn accuracy_is_the_same_in_every_configuration() {
     let count = compared();
     let server = AccuracyServer::start("");
-    let all = server.score(64, ALL_QUESTIONS);
-    assert!(all >= 475, "{all} of 500 is below 95 %");
+    let scored = scored(0);
+    let all = server.score(64, scored);
+    assert!(all * 100 >= scored * 95, "{all} of {scored} is below 95 %");
     let baseline = server.score(1, count);
     assert!(total(&server.stop(), "prefix_hits") > 0, "the questions share prefixes");
 
@@ -150,9 +175,7 @@ fn accuracy_is_the_same_in_every_configuration() {
     assert_eq!(uncached, baseline);
     assert_eq!(total(&log, "prefix_hits"), 0);
 
-    let (squeezed, log) = run("--num-gpu-blocks-override 44 --max-model-len 700", 64, count);
-    assert_eq!(squeezed, baseline);
-    assert!(total(&log, "preemptions") > 0, "a pool of 44 blocks must preempt");
+    assert!(preempting_rounds(baseline, count) <= ROUNDS_MAX, "44 blocks must cause preemptions");
 
     for flags in ["", "--max-num-batched-tokens 16", "--max-num-batched-tokens 4096"] {
         assert_eq!(run(flags, 64, count).0, baseline, "{flags:?}");

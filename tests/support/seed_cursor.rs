@@ -1,4 +1,4 @@
-//! First seeds of randomised tests. `HADRON_CURSOR` is set to the number of commits, so that the tests before
+//! First seeds of randomised tests, and shards of long tests. `HADRON_CURSOR` is set to the number of commits, so that the tests before
 //! each commit use seeds that no earlier run has used, and the run at a given commit can be repeated. Without
 //! the variable (`cargo test`), the seeds are fixed.
 
@@ -16,4 +16,12 @@ pub(crate) fn first_seed(fixed: u64, fresh: u64, count: u64) -> u64 {
         0 => fixed,
         cursor => fresh + cursor * count,
     }
+}
+
+/// Divides tests into `turns` shards, of which a run executes one. Returns whether the run executes shard
+/// `turn`: if its number equals `HADRON_CURSOR` modulo `turns`, or if the variable is unset or 0.
+#[allow(dead_code, reason = "not every test target has shards")]
+pub(crate) fn is_selected_by_cursor(turn: u64, turns: u64) -> bool {
+    let cursor = cursor();
+    cursor == 0 || cursor % turns == turn % turns
 }

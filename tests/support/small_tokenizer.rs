@@ -20,22 +20,42 @@ pub(crate) enum TokenizerAlphabet {
     Bytes,
     /// Printable ASCII characters only: every token is valid UTF-8 text.
     Ascii,
+    /// All bytes, pairs of upper-case letters, and the markers of the harmony format as special tokens;
+    /// `<|call|>` and `<|return|>` end the output, as in gpt-oss.
+    Harmony,
 }
+
+/// Markers of the harmony format. Their ids, from `FIRST_MARKER` on, precede `<|im_start|>`.
+const MARKERS: [&str; 7] = [
+    "<|start|>",
+    "<|channel|>",
+    "<|constrain|>",
+    "<|message|>",
+    "<|end|>",
+    "<|call|>",
+    "<|return|>",
+];
+/// Id of the first marker of the harmony format.
+const FIRST_MARKER: u32 = VOCAB - 2 - MARKERS.len() as u32;
 
 /// Writes `tokenizer.json` and `tokenizer_config.json` into a folder.
 pub(crate) fn write(dir: &Path, alphabet: TokenizerAlphabet) {
     let mut vocab = serde_json::Map::new();
     let bytes = match alphabet {
-        TokenizerAlphabet::Bytes => 0..=255_u8,
+        TokenizerAlphabet::Bytes | TokenizerAlphabet::Harmony => 0..=255_u8,
         TokenizerAlphabet::Ascii => b' '..=b'~',
     };
     for byte in bytes {
         vocab.insert(letter(byte).to_string(), json!(vocab.len()));
     }
+    let (markers, letters) = match alphabet {
+        TokenizerAlphabet::Harmony => (&MARKERS[..], 'A'..='Z'),
+        TokenizerAlphabet::Bytes | TokenizerAlphabet::Ascii => (&[][..], 'a'..='z'),
+    };
     let mut merges = Vec::new();
-    'all: for first in 'a'..='z' {
-        for second in 'a'..='z' {
-            if vocab.len() as u32 == VOCAB - 2 {
+    'all: for first in letters.clone() {
+        for second in letters.clone() {
+            if vocab.len() + markers.len() == VOCAB as usize - 2 {
                 break 'all;
             }
             vocab.insert(format!("{first}{second}"), json!(vocab.len()));
@@ -43,11 +63,14 @@ pub(crate) fn write(dir: &Path, alphabet: TokenizerAlphabet) {
         }
     }
     let step = |kind: &str| json!({"type": kind, "add_prefix_space": false, "trim_offsets": false, "use_regex": true});
+    let mut added_tokens: Vec<Value> =
+        markers.iter().zip(FIRST_MARKER..).map(|(marker, id)| added(id, marker)).collect();
+    added_tokens.extend([added(VOCAB - 2, "<|im_start|>"), added(EOS, "<|im_end|>")]);
     let tokenizer = json!({
         "version": "1.0",
         "truncation": null,
         "padding": null,
-        "added_tokens": [added(VOCAB - 2, "<|im_start|>"), added(EOS, "<|im_end|>")],
+        "added_tokens": added_tokens,
         "normalizer": null,
         "pre_tokenizer": step("ByteLevel"),
         "post_processor": step("ByteLevel"),
@@ -57,9 +80,29 @@ pub(crate) fn write(dir: &Path, alphabet: TokenizerAlphabet) {
             "ignore_merges": false, "vocab": vocab, "merges": merges},
     });
     let config = json!({"eos_token": {"content": "<|im_end|>"}, "chat_template": TEMPLATE});
-    for (name, value) in [("tokenizer.json", tokenizer), ("tokenizer_config.json", config)] {
+    let mut files = vec![("tokenizer.json", tokenizer), ("tokenizer_config.json", config)];
+    if let [.., call, end] = markers {
+        let ids = [call, end].map(|marker| harmony_tokens_of(marker)[0]);
+        files.push(("generation_config.json", json!({"eos_token_id": ids})));
+    }
+    for (name, value) in files {
         std::fs::write(dir.join(name), value.to_string()).unwrap();
     }
+}
+
+/// Returns the token ids of `text`, in which markers of the harmony format are special tokens, and the
+/// end-of-sequence token.
+pub(crate) fn harmony_tokens_of(text: &str) -> Vec<u32> {
+    let (mut ids, mut rest) = (Vec::new(), text.as_bytes());
+    while let Some(&byte) = rest.first() {
+        let mut markers = MARKERS.iter().zip(FIRST_MARKER..);
+        let marker = markers.find(|(marker, _)| rest.starts_with(marker.as_bytes()));
+        let (id, len) = marker.map_or((u32::from(byte), 1), |(marker, id)| (id, marker.len()));
+        ids.push(id);
+        rest = &rest[len..];
+    }
+    ids.push(EOS);
+    ids
 }
 
 fn added(id: u32, content: &str) -> Value {

@@ -484,7 +484,11 @@ fn hash_device(
         slot_access: setup.slot_access,
     };
     let mut model = HashModel::new(config);
-    model.scripted_output = setup.scripted_output.map(small_tokenizer::bytes_of);
+    let tokens_of = match setup.alphabet {
+        TokenizerAlphabet::Harmony => small_tokenizer::harmony_tokens_of,
+        TokenizerAlphabet::Bytes | TokenizerAlphabet::Ascii => small_tokenizer::bytes_of,
+    };
+    model.scripted_output = setup.scripted_output.map(tokens_of);
     while let Ok(message) = link.next() {
         let reply = match message {
             None | Some(ExecutorCommand::Bitmask(_)) => continue,

@@ -10,6 +10,7 @@ mod declared_tokens;
 mod detokenizer;
 mod error;
 mod grammar_vocabulary;
+mod harmony;
 mod jinja;
 mod json_text;
 mod large_integers;
@@ -55,6 +56,7 @@ pub use text_memory::TEXT_MEMORY_DEFAULT;
 pub use tokenizer::Tokenizer;
 pub use tokenizer_files::TOKENIZER_FILES;
 pub use tool_calls::{
-    CallEnforcement, CallGrammarError, ToolCallIdFormat, ToolCallParserOptions, ToolCallSyntax,
-    ToolDefinition, closed_arguments, partial_arguments,
+    CallEnforcement, CallGrammarError, HarmonyConstraintScope, ToolCallIdFormat,
+    ToolCallParserOptions, ToolCallSyntax, ToolDefinition, closed_arguments, harmony_preamble,
+    partial_arguments,
 };

@@ -2,6 +2,8 @@
 //! server's time zone. Days are converted to dates by the algorithm of Howard Hinnant, "chrono-compatible
 //! low-level date algorithms".
 
+use std::iter::Peekable;
+use std::str::Chars;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 const MONTHS: [&str; 12] = [
@@ -93,18 +95,7 @@ impl UtcDateTime {
             out.push_str(&rest[..at]);
             let directive = &rest[at..];
             let mut chars = directive[1..].chars().peekable();
-            let mut options = DirectiveOptions::default();
-            while let Some(flag) = chars.next_if(|c| matches!(c, '-' | '_' | '0' | '^' | '#')) {
-                match flag {
-                    '^' | '#' => options.is_upper = true,
-                    padding => options.padding = Some(padding),
-                }
-            }
-            while let Some(digit) = chars.next_if(char::is_ascii_digit).and_then(|c| c.to_digit(10))
-            {
-                let width = options.width.unwrap_or(0) * 10 + digit as usize;
-                options.width = Some(width.min(WIDTH_MAX));
-            }
+            let options = DirectiveOptions::parse(&mut chars);
             let _ = chars.next_if(|c| matches!(c, 'E' | 'O'));
             let value = chars.peek().and_then(|c| self.value(*c));
             let length = directive.len() - chars.map(char::len_utf8).sum::<usize>();
@@ -121,10 +112,13 @@ impl UtcDateTime {
 
     /// Value of a directive; `None` if it is unknown.
     fn value(&self, directive: char) -> Option<DirectiveValue> {
-        let (hour, minute) = (self.second / 3600, self.second / 60 % 60);
-        let hour12 = if hour % 12 == 0 { 12 } else { hour % 12 };
+        let number = self.date_number(directive).or_else(|| self.time_number(directive));
+        number.or_else(|| self.text(directive).map(DirectiveValue::Text))
+    }
+
+    /// Value of a directive for a number in the date; `None` for other directives.
+    fn date_number(&self, directive: char) -> Option<DirectiveValue> {
         let monday_based = (self.week_day + 6) % 7;
-        let zero_padded = |number: i64, width: usize| DirectiveValue::Number(number, width, '0');
         Some(match directive {
             'd' => zero_padded(self.day, 2),
             'e' => DirectiveValue::Number(self.day, 2, ' '),
@@ -132,14 +126,6 @@ impl UtcDateTime {
             'y' => zero_padded(self.year.rem_euclid(100), 2),
             'C' => zero_padded(self.year.div_euclid(100), 2),
             'Y' => zero_padded(self.year, 1),
-            'H' => zero_padded(hour, 2),
-            'I' => zero_padded(hour12, 2),
-            'k' => DirectiveValue::Number(hour, 2, ' '),
-            'l' => DirectiveValue::Number(hour12, 2, ' '),
-            'M' => zero_padded(minute, 2),
-            'S' => zero_padded(self.second % 60, 2),
-            'f' => zero_padded(i64::from(self.microsecond), 6),
-            's' => zero_padded(self.timestamp, 1),
             'j' => zero_padded(self.year_day, 3),
             'w' => zero_padded(self.week_day, 1),
             'u' => zero_padded(monday_based + 1, 1),
@@ -148,7 +134,24 @@ impl UtcDateTime {
             'V' => zero_padded(self.iso_week().week, 2),
             'G' => zero_padded(self.iso_week().year, 1),
             'g' => zero_padded(self.iso_week().year.rem_euclid(100), 2),
-            _ => DirectiveValue::Text(self.text(directive)?),
+            _ => return None,
+        })
+    }
+
+    /// Value of a directive for a number in the time; `None` for other directives.
+    fn time_number(&self, directive: char) -> Option<DirectiveValue> {
+        let (hour, minute) = (self.second / 3600, self.second / 60 % 60);
+        let hour12 = if hour % 12 == 0 { 12 } else { hour % 12 };
+        Some(match directive {
+            'H' => zero_padded(hour, 2),
+            'I' => zero_padded(hour12, 2),
+            'k' => DirectiveValue::Number(hour, 2, ' '),
+            'l' => DirectiveValue::Number(hour12, 2, ' '),
+            'M' => zero_padded(minute, 2),
+            'S' => zero_padded(self.second % 60, 2),
+            'f' => zero_padded(i64::from(self.microsecond), 6),
+            's' => zero_padded(self.timestamp, 1),
+            _ => return None,
         })
     }
 
@@ -195,6 +198,22 @@ impl UtcDateTime {
 }
 
 impl DirectiveOptions {
+    /// Parses the flags and the width at the start of `chars`.
+    fn parse(chars: &mut Peekable<Chars<'_>>) -> Self {
+        let mut options = Self::default();
+        while let Some(flag) = chars.next_if(|c| matches!(c, '-' | '_' | '0' | '^' | '#')) {
+            match flag {
+                '^' | '#' => options.is_upper = true,
+                padding => options.padding = Some(padding),
+            }
+        }
+        while let Some(digit) = chars.next_if(char::is_ascii_digit).and_then(|c| c.to_digit(10)) {
+            let width = options.width.unwrap_or(0) * 10 + digit as usize;
+            options.width = Some(width.min(WIDTH_MAX));
+        }
+        options
+    }
+
     fn write(&self, value: &DirectiveValue, out: &mut String) {
         let text = match value {
             DirectiveValue::Text(text) => {
@@ -218,6 +237,11 @@ impl DirectiveOptions {
         };
         out.push_str(&text);
     }
+}
+
+/// Value of a directive that pads `number` with zeros to `width` characters.
+fn zero_padded(number: i64, width: usize) -> DirectiveValue {
+    DirectiveValue::Number(number, width, '0')
 }
 
 /// Year and week of ISO 8601.

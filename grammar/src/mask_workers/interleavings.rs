@@ -6,10 +6,11 @@
 
 use super::mask_worker_pool::MaskSessionQueue;
 use super::*;
+use crate::sync::check_interleavings;
 use crate::{GrammarCompiler, GrammarSpec, GrammarVocabulary, OutputConstraint};
 use protocol::BitmaskRow;
 use scheduler::FinishReason;
-use shuttle::{check_random, thread};
+use shuttle::thread;
 use std::collections::BTreeSet;
 use std::sync::atomic::AtomicU64;
 use std::sync::mpsc::{Receiver, TryRecvError, channel, sync_channel};
@@ -98,67 +99,62 @@ fn every_step_gets_masks_and_overdue_ones_are_reported() {
     let compiler = compiler();
     let constraint = OutputConstraint::new(GrammarSpec::Regex("[ab]c[de]".to_owned()), "test");
     let report = compiler.dry_run(&constraint).unwrap();
-    check_random(
-        move || {
-            // Each interleaving compiles a new grammar, because the measured speed of a grammar affects later
-            // requests. The queue of a session depends on processor time, so a failing interleaving may run
-            // differently when repeated.
-            let grammar = compiler.compile(&constraint, report).unwrap();
-            let (events_tx, mask_events) = channel();
-            let listener = Arc::new(move |request, event| {
-                let _ = events_tx.send((request, event)); // The receiver may have been dropped.
-            });
-            let pool = Arc::new(MaskWorkerPool::new(Arc::default(), listener));
-            let queues: [fn(&MaskWorkerPool) -> &MaskSessionQueue; 3] =
-                [|pool| &pool.fast, |pool| &pool.fast, |pool| &pool.slow];
-            let threads = queues.map(|queue| {
-                let pool = Arc::clone(&pool);
-                thread::spawn(move || pool.run_worker(queue(&pool)))
-            });
-            let (timer, timer_events) = channel();
-            // The simulated timer has no delay: whenever its thread runs, it treats the deadlines of all
-            // waiting steps as passed.
-            let timer_thread = thread::spawn(move || {
-                let overdue = AtomicU64::new(0);
-                loop {
-                    match timer_events.try_recv() {
-                        Ok(MaskTimerCommand::Step(_, step)) => step.send_without_overdue(&overdue),
-                        Ok(MaskTimerCommand::Begin(_)) => {}
-                        Err(TryRecvError::Empty) => thread::yield_now(),
-                        Err(TryRecvError::Disconnected) => return,
-                    }
+    check_interleavings(INTERLEAVINGS_MAX, move || {
+        // Each interleaving compiles a new grammar, because the measured speed of a grammar affects later
+        // requests. The queue of a session depends on processor time, so a failing interleaving may run
+        // differently when repeated.
+        let grammar = compiler.compile(&constraint, report).unwrap();
+        let (events_tx, mask_events) = channel();
+        let listener = Arc::new(move |request, event| {
+            let _ = events_tx.send((request, event)); // The receiver may have been dropped.
+        });
+        let pool = Arc::new(MaskWorkerPool::new(Arc::default(), listener));
+        let queues: [fn(&MaskWorkerPool) -> &MaskSessionQueue; 3] =
+            [|pool| &pool.fast, |pool| &pool.fast, |pool| &pool.slow];
+        let threads = queues.map(|queue| {
+            let pool = Arc::clone(&pool);
+            thread::spawn(move || pool.run_worker(queue(&pool)))
+        });
+        let (timer, timer_events) = channel();
+        // The simulated timer has no delay: whenever its thread runs, it treats the deadlines of all
+        // waiting steps as passed.
+        let timer_thread = thread::spawn(move || {
+            let overdue = AtomicU64::new(0);
+            loop {
+                match timer_events.try_recv() {
+                    Ok(MaskTimerCommand::Step(_, step)) => step.send_without_overdue(&overdue),
+                    Ok(MaskTimerCommand::Begin(_)) => {}
+                    Err(TryRecvError::Empty) => thread::yield_now(),
+                    Err(TryRecvError::Disconnected) => return,
                 }
-            });
-            let (executor, commands) = sync_channel(8);
-            let workers = MaskWorkers { live: HashMap::new(), pool: Arc::clone(&pool), timer };
-            let mut harness =
-                MaskStepHarness { workers, executor, commands, mask_events, outputs: [0, 0] };
-            for request in 0..2 {
-                let guide = DecodingGuide {
-                    grammar: Some(grammar.clone().session_seed(false)),
-                    budget: None,
-                };
-                harness.workers.begin(RequestId(request), guide);
             }
-            let mut number = 0;
-            while harness.outputs[0] < 2 {
-                number += 1;
-                harness.step(number);
-            }
-            // Ends a request whose mask computation may be in progress.
-            let end = TokenEvent::finished(RequestId(0), FinishReason::Length);
-            harness.workers.observe_effects(&[SchedulerEffect::TokenEvents(vec![end])]);
-            harness.outputs[0] = OUTPUT.len() as u32;
-            while harness.outputs[1] < OUTPUT.len() as u32 {
-                number += 1;
-                harness.step(number);
-            }
-            drop(harness);
-            for thread in threads {
-                thread.join().unwrap();
-            }
-            timer_thread.join().unwrap();
-        },
-        INTERLEAVINGS_MAX,
-    );
+        });
+        let (executor, commands) = sync_channel(8);
+        let workers = MaskWorkers { live: HashMap::new(), pool: Arc::clone(&pool), timer };
+        let mut harness =
+            MaskStepHarness { workers, executor, commands, mask_events, outputs: [0, 0] };
+        for request in 0..2 {
+            let guide =
+                DecodingGuide { grammar: Some(grammar.clone().session_seed(false)), budget: None };
+            harness.workers.begin(RequestId(request), guide);
+        }
+        let mut number = 0;
+        while harness.outputs[0] < 2 {
+            number += 1;
+            harness.step(number);
+        }
+        // Ends a request whose mask computation may be in progress.
+        let end = TokenEvent::finished(RequestId(0), FinishReason::Length);
+        harness.workers.observe_effects(&[SchedulerEffect::TokenEvents(vec![end])]);
+        harness.outputs[0] = OUTPUT.len() as u32;
+        while harness.outputs[1] < OUTPUT.len() as u32 {
+            number += 1;
+            harness.step(number);
+        }
+        drop(harness);
+        for thread in threads {
+            thread.join().unwrap();
+        }
+        timer_thread.join().unwrap();
+    });
 }

@@ -82,15 +82,8 @@ impl<'a> SchemaDocument<'a> {
         if inside != base {
             self.parts.entry(inside.clone()).or_insert_with(|| tokens.to_vec());
         }
-        // In draft-04, `id` names a schema. Here it does not change the base URI, because later drafts use
-        // `id` for other purposes.
         if let Some(id) = text("id").filter(|id| base.len() + id.len() <= BASE_BYTES_MAX) {
-            let named = uri::resolve(base, id);
-            if named.fragment.is_empty() {
-                self.parts.entry(named.document).or_insert_with(|| tokens.to_vec());
-            } else {
-                self.add_anchor(&named.document, named.fragment, tokens);
-            }
+            self.index_draft_04_id(id, base, tokens);
         }
         if let Some(fragment) = text("$id").and_then(|id| id.strip_prefix('#')) {
             self.add_anchor(&inside, fragment, tokens);
@@ -101,6 +94,17 @@ impl<'a> SchemaDocument<'a> {
             }
         }
         inside
+    }
+
+    /// Indexes `id`, which names a schema in draft-04. Here it does not change the base URI, because later
+    /// drafts use `id` for other purposes.
+    fn index_draft_04_id(&mut self, id: &str, base: &str, tokens: &[String]) {
+        let named = uri::resolve(base, id);
+        if named.fragment.is_empty() {
+            self.parts.entry(named.document).or_insert_with(|| tokens.to_vec());
+        } else {
+            self.add_anchor(&named.document, named.fragment, tokens);
+        }
     }
 
     fn add_anchor(&mut self, document: &str, name: &str, tokens: &[String]) {

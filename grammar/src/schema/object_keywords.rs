@@ -29,29 +29,40 @@ impl SchemaNormaliser<'_> {
         schema: &Map<String, Value>,
         written: &mut Map<String, Value>,
     ) -> Result<(), GrammarError> {
-        match keyword {
-            "properties" | "patternProperties" => {
-                written.insert(keyword.to_owned(), self.named_schemas(keyword, value)?);
-            }
-            "additionalProperties" => {
-                written.insert(keyword.to_owned(), self.schema(value)?);
-            }
-            "required" => {
-                let names = self.names(keyword, value)?;
-                written.insert(keyword.to_owned(), Value::from(names));
-            }
-            "unevaluatedProperties" if accepts_everything(value) => {}
-            "unevaluatedProperties" if has_applicators(schema) => {
-                return Err(self.unenforceable(keyword));
-            }
-            "unevaluatedProperties" if !schema.contains_key("additionalProperties") => {
-                written.insert("additionalProperties".to_owned(), self.schema(value)?);
+        let normalised = match keyword {
+            "properties" | "patternProperties" => self.named_schemas(keyword, value)?,
+            "additionalProperties" => self.schema(value)?,
+            "required" => Value::from(self.names(keyword, value)?),
+            "unevaluatedProperties" => {
+                return self.unevaluated_properties(keyword, value, schema, written);
             }
             "dependencies" | "dependentRequired" | "dependentSchemas" => {
-                self.dependencies(keyword, value, written)?;
+                return self.dependencies(keyword, value, written);
             }
             // `propertyNames` is written by `constrain_names` after all other keywords.
-            _ => {}
+            _ => return Ok(()),
+        };
+        written.insert(keyword.to_owned(), normalised);
+        Ok(())
+    }
+
+    /// Writes `unevaluatedProperties` as `additionalProperties`, which has the same meaning in a schema
+    /// without applicators.
+    fn unevaluated_properties(
+        &mut self,
+        keyword: &str,
+        value: &Value,
+        schema: &Map<String, Value>,
+        written: &mut Map<String, Value>,
+    ) -> Result<(), GrammarError> {
+        if accepts_everything(value) {
+            return Ok(());
+        }
+        if has_applicators(schema) {
+            return Err(self.unenforceable(keyword));
+        }
+        if !schema.contains_key("additionalProperties") {
+            written.insert("additionalProperties".to_owned(), self.schema(value)?);
         }
         Ok(())
     }
@@ -94,21 +105,33 @@ impl SchemaNormaliser<'_> {
             return Err(self.rejected(&message));
         }
         for (name, dependent) in dependencies {
-            let mut required = vec![name.clone()];
-            let mut schema = None;
-            if dependent.is_array() {
-                required.extend(self.names(keyword, dependent)?);
-            } else {
-                schema = Some(self.inside(name, |normaliser| normaliser.schema(dependent))?);
-            }
-            let required = without_duplicates(&Value::from(required));
-            let mut present = json!({"type": "object", "required": required});
-            if let Some(schema) = schema {
-                present["allOf"] = json!([schema]);
-            }
+            let present = self.with_dependents(keyword, name, dependent)?;
             add_conjunct(written, json!({"anyOf": [{"properties": {name: false}}, present]}));
         }
         Ok(())
+    }
+
+    /// Returns the schema of the objects that have the property `name` and fulfil its dependency: the
+    /// dependent schema or the dependent properties.
+    fn with_dependents(
+        &mut self,
+        keyword: &str,
+        name: &str,
+        dependent: &Value,
+    ) -> Result<Value, GrammarError> {
+        let mut required = vec![name.to_owned()];
+        let mut schema = None;
+        if dependent.is_array() {
+            required.extend(self.names(keyword, dependent)?);
+        } else {
+            schema = Some(self.inside(name, |normaliser| normaliser.schema(dependent))?);
+        }
+        let required = without_duplicates(&Value::from(required));
+        let mut present = json!({"type": "object", "required": required});
+        if let Some(schema) = schema {
+            present["allOf"] = json!([schema]);
+        }
+        Ok(present)
     }
 
     /// Expresses `propertyNames` with other keywords in the written schema.

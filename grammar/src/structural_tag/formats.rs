@@ -170,9 +170,7 @@ impl TagGrammarWriter {
             let path = format!("{path}[{index}]");
             index += 1;
             let next = elements.get(index);
-            let constant = next.filter(|next| next["type"] == "const_string" && ends_free(element));
-            let constant = constant.and_then(|next| next["value"].as_str());
-            let constant = constant.filter(|text| !text.is_empty());
+            let constant = next.and_then(|next| ending_constant(element, next));
             // A special token is not text, so it ends free text that precedes it.
             let precedes_token =
                 element["type"] == "any_text" && next.is_some_and(|next| next["type"] == "token");
@@ -275,6 +273,13 @@ impl TagGrammarWriter {
             joined.into_iter().map(|part| self.rule_expression(part)).collect();
         LarkExpression::Rule(parts.join(" "))
     }
+}
+
+/// Returns the constant text of the format `next` if it ends the free text at the end of `element`, the
+/// format before it.
+fn ending_constant<'a>(element: &Value, next: &'a Value) -> Option<&'a str> {
+    let is_end = next["type"] == "const_string" && ends_free(element);
+    next["value"].as_str().filter(|text| is_end && !text.is_empty())
 }
 
 /// Whether a format may end with free text.

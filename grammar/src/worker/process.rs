@@ -40,6 +40,18 @@ struct DryRunElapsed {
     child_cpu: Duration,
 }
 
+/// Starts the program of the worker process with `connection` as its standard input.
+fn spawn_worker(program: &WorkerProgram, connection: UnixStream) -> io::Result<Child> {
+    Command::new(&program.path)
+        .arg0("hadron")
+        .args(&program.args)
+        .env_remove(program.secret_variable)
+        .env(ARENA_RESERVE.0, ARENA_RESERVE.1)
+        .stdin(Stdio::from(OwnedFd::from(connection)))
+        .stdout(Stdio::null())
+        .spawn()
+}
+
 impl GrammarWorkerProcess {
     /// Starts the process and waits until it has loaded the vocabulary; `low_priority` applies to this
     /// loading. The process dies with the calling thread.
@@ -52,14 +64,7 @@ impl GrammarWorkerProcess {
     ) -> io::Result<Self> {
         let (ours, theirs) = UnixStream::pair()?;
         ours.set_write_timeout(Some(WORKER_START_TIME))?;
-        let child = Command::new(&program.path)
-            .arg0("hadron")
-            .args(&program.args)
-            .env_remove(program.secret_variable)
-            .env(ARENA_RESERVE.0, ARENA_RESERVE.1)
-            .stdin(Stdio::from(OwnedFd::from(theirs)))
-            .stdout(Stdio::null())
-            .spawn()?;
+        let child = spawn_worker(program, theirs)?;
         // From here on, an error drops `process`, which kills the process.
         let requests = FrameWriter::new(ours.try_clone()?, EPOCH);
         let replies = FrameReader::new(ours.try_clone()?, EPOCH);

@@ -170,10 +170,7 @@ impl ChoiceState {
             return false;
         }
         let with_text = self.tokens_with_text(&event);
-        self.cached_tokens =
-            self.cached_tokens.or(event.first_admission.map(|run| run.cached_tokens));
-        self.draft_tokens += u32::from(event.drafts.drafted);
-        self.accepted_draft_tokens += u32::from(event.drafts.accepted);
+        self.count_cached_and_draft_tokens(&event);
         if let Some(prompt) = event.prompt {
             self.prompt_logprobs.extend(prompt.logprobs);
             self.pooled.extend(prompt.pooled);
@@ -196,6 +193,13 @@ impl ChoiceState {
         self.finish(finish, delta);
         self.parse(from, delta);
         false
+    }
+
+    fn count_cached_and_draft_tokens(&mut self, event: &TokenEvent) {
+        self.cached_tokens =
+            self.cached_tokens.or(event.first_admission.map(|run| run.cached_tokens));
+        self.draft_tokens += u32::from(event.drafts.drafted);
+        self.accepted_draft_tokens += u32::from(event.drafts.accepted);
     }
 
     /// Returns the number of tokens in the event whose text is output: all tokens, except a token that stops

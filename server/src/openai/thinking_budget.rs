@@ -1,5 +1,6 @@
 //! `thinking_token_budget`: once an output has this number of reasoning tokens, the end marker (`</think>`)
-//! is forced.
+//! is forced. In the harmony format, reasoning may begin again after its end; then the opening of the answer
+//! is forced too.
 
 use super::submit::text_error;
 use crate::api_error::ApiError;
@@ -86,7 +87,9 @@ impl RequestedThinkingBudget {
         let tokens = tokens.saturating_sub(reasoning_tokens);
         let vocab_size = serving.field_bounds.vocab_size;
         let end_marker = end_marker.into();
-        let budget = ThinkingBudget { tokens, end_marker, vocab_size, new_tracker };
+        let answer_opening = family.answer_opening().map(|text| encode(serving, text, param));
+        let answer_opening = answer_opening.transpose()?.map(Arc::from);
+        let budget = ThinkingBudget { tokens, end_marker, answer_opening, vocab_size, new_tracker };
         Ok(Some(ActiveThinkingBudget { budget, param }))
     }
 }
@@ -111,7 +114,9 @@ impl ActiveThinkingBudget {
         sampling: &SamplingParams,
         stop_ids: &[Token],
     ) -> Result<(), ApiError> {
-        let end_marker = &self.budget.end_marker;
+        let ThinkingBudget { end_marker, answer_opening, .. } = &self.budget;
+        // The opening of the answer begins with the end marker.
+        let end_marker = answer_opening.as_ref().unwrap_or(end_marker);
         let forbids = |words: &[Vec<Token>]| {
             words.iter().any(|word| word.last().is_some_and(|last| end_marker.contains(last)))
         };

@@ -82,11 +82,7 @@ pub(super) fn submit_pairs(
     params.sampling.pooling = Some(pooler.method.clone());
     let prompts = match pooler.task {
         PoolingTask::Embed => text_prompts(serving, pairs, params)?,
-        PoolingTask::Score => {
-            pairs.check_prompt_bytes(PROMPT_BYTES_FACTOR * serving.body_bytes_max)?;
-            let ids = |pair| pair_prompt(serving, pair, params, pairs.fields);
-            pairs.iter().map(ids).collect::<Result<_, _>>()?
-        }
+        PoolingTask::Score => pair_prompts(serving, pairs, params)?,
     };
     let request_id = headers.pooling_request_id(params, serving, app)?;
     let field = pairs.fields.documents;
@@ -111,6 +107,17 @@ fn text_prompts(
     let ids = |text: &String, field| prompts::encode(serving, text, true, params, field);
     let first = pairs.queries.iter().map(|text| ids(text, queries));
     first.chain(pairs.documents.iter().map(|text| ids(text, documents))).collect()
+}
+
+/// Returns the prompts for a reranker: one per pair.
+fn pair_prompts(
+    serving: &ServingContext,
+    pairs: &TextPairs,
+    params: &CompletionParams,
+) -> Result<Vec<Vec<Token>>, ApiError> {
+    pairs.check_prompt_bytes(PROMPT_BYTES_FACTOR * serving.body_bytes_max)?;
+    let ids = |pair| pair_prompt(serving, pair, params, pairs.fields);
+    pairs.iter().map(ids).collect()
 }
 
 /// Returns the reranker prompt that contains both texts of a pair. Errors name the field of the longer text.

@@ -90,7 +90,8 @@ pub(super) fn apply(
         | ToolCallSyntax::Granite
         | ToolCallSyntax::Granite20b
         | ToolCallSyntax::Phi4Mini
-        | ToolCallSyntax::Xlam => {
+        | ToolCallSyntax::Xlam
+        | ToolCallSyntax::Harmony => {
             ToolDefinition { parameters: json!({"type": "object"}), ..tool.clone() }
         }
         ToolCallSyntax::Qwen3Coder
@@ -108,7 +109,9 @@ pub(super) fn apply(
     let calls = syntax.grammar(&callable, tools.parallel, &serving.tokenizer);
     let calls = calls.map_err(|error| ApiError::unsupported("tools", error.to_string()))?;
     let calls = calls.strip_prefix("start:").unwrap_or_default();
-    let grammar =
-        format!("start: message | tool_calls\nmessage: %json {schema}\ntool_calls:{calls}");
+    let header = syntax.answer_header(&serving.tokenizer);
+    let grammar = format!(
+        "start: message | tool_calls\nmessage: {header} message_json\nmessage_json: %json {schema}\ntool_calls:{calls}"
+    );
     Ok(Some(OutputConstraint::new(GrammarSpec::Lark(grammar), format.param)))
 }

@@ -7,7 +7,7 @@ use super::tool_names::{CalledTool, ToolNameMap, function_name};
 use crate::api_error::ApiError;
 use crate::ignored_parts::IgnoredRequestParts;
 use crate::openai::chat::custom_tools::{CustomTool, CustomToolFormat, CustomToolNames, joined};
-use crate::openai::chat::tools::{self, ParsedFunction, RequestTools};
+use crate::openai::chat::tools::{self, ParsedFunction, RequestTools, ToolChoice};
 use crate::request_fields::RequestFields;
 use serde_json::{Map, Value, json};
 use text::ToolDefinition;
@@ -50,27 +50,33 @@ pub(super) fn take(
     let ResponsesToolChoice { selection, echoed } = ResponsesToolChoice::take(fields, &list)?;
     selection.retain(&mut list.definitions, &mut list.template_tools);
     let parallel = fields.bool("parallel_tool_calls")?.unwrap_or(true);
-    let ResponsesToolsBuilder { definitions, template_tools, names, strict_paths, .. } = list;
-    let template_value =
-        if template_tools.is_empty() { Value::Null } else { Value::Array(template_tools) };
-    let tools = RequestTools {
-        definitions: definitions.into(),
-        template_value,
-        choice: selection.choice,
-        parallel,
-        custom: CustomToolNames::default(),
-        strict_paths,
-    };
-    tools.check("tool_choice")?;
+    let parsed = list.build(selection.choice, parallel);
+    parsed.tools.check("tool_choice")?;
     echoed_fields.extend([
         ("parallel_tool_calls".to_owned(), json!(parallel)),
         ("tool_choice".to_owned(), echoed),
         ("tools".to_owned(), Value::Array(echoed_tools)),
     ]);
-    Ok(ResponsesTools { tools, names })
+    Ok(parsed)
 }
 
 impl ResponsesToolsBuilder {
+    /// Combines the tools with the tool choice and the value of `parallel_tool_calls`.
+    fn build(self, choice: ToolChoice, parallel: bool) -> ResponsesTools {
+        let Self { definitions, template_tools, names, strict_paths, .. } = self;
+        let template_value =
+            if template_tools.is_empty() { Value::Null } else { Value::Array(template_tools) };
+        let tools = RequestTools {
+            definitions: definitions.into(),
+            template_value,
+            choice,
+            parallel,
+            custom: CustomToolNames::default(),
+            strict_paths,
+        };
+        ResponsesTools { tools, names }
+    }
+
     fn tool(
         &mut self,
         mut item: RequestFields,

@@ -77,7 +77,9 @@ pub(super) fn take(
     } = ResponsesRequestContext::take(fields, stored, delivery.store, &mut echoed_fields)?;
     let constraint = text_format::apply(constraint, &tools, serving)?;
     // A grammar that combines an output format with tool calls also enforces the schemas of strict tools.
-    if matches!(&constraint, Some(OutputConstraint { spec: GrammarSpec::Lark(_), .. })) {
+    let covers_messages =
+        matches!(&constraint, Some(OutputConstraint { spec: GrammarSpec::Lark(_), .. }));
+    if covers_messages {
         tools.strict_paths.clear();
     }
     let params = completion_params(fields, serving, constraint, &mut echoed_fields)?;
@@ -93,6 +95,7 @@ pub(super) fn take(
         thinking,
         add_special_tokens: false,
         prompt_field: "input",
+        covers_messages,
     };
     let ResponseOptions { store, background, truncates, .. } = delivery;
     Ok(ResponsesRequest {

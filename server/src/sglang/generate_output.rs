@@ -73,15 +73,20 @@ impl GenerateOutput {
         );
         if let Some(logprobs) = meta.logprobs {
             members.push_str(prompt_logprobs);
-            // Writing to a string cannot fail, so the result is ignored.
-            let _ = write!(members, ",\"output_token_logprobs\":[{}]", self.rows);
-            if logprobs.top > 0 {
-                let _ = write!(members, ",\"output_top_logprobs\":[{}]", self.top_rows);
-            }
+            self.write_logprobs(logprobs, &mut members);
         }
         let index = if meta.is_batch { format!("\"index\":{index},") } else { String::new() };
         let (text, ids) = (json!(self.text), json!(self.ids));
         format!("{{{index}\"text\":{text},\"output_ids\":{ids},\"meta_info\":{{{members}}}}}")
+    }
+
+    /// Appends the JSON members with the log-probabilities of the output to `members`.
+    fn write_logprobs(&self, logprobs: GenerateLogprobOptions, members: &mut String) {
+        // Writing to a string cannot fail, so the result is ignored.
+        let _ = write!(members, ",\"output_token_logprobs\":[{}]", self.rows);
+        if logprobs.top > 0 {
+            let _ = write!(members, ",\"output_top_logprobs\":[{}]", self.top_rows);
+        }
     }
 }
 

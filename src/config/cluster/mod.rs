@@ -148,6 +148,11 @@ impl NodeArgs {
             value: replicas / local,
         });
         self.nnodes = reconcile("--nnodes", self.nnodes, nodes)?;
+        self.resolve_node_rank(replicas, local)
+    }
+
+    /// Derives the index of this node from its first replica. `local`: number of replicas per node.
+    fn resolve_node_rank(&mut self, replicas: u16, local: u16) -> Result<(), CommandLineError> {
         let Some(start) = self.data_parallel_start_rank else { return Ok(()) };
         if start >= replicas || !start.is_multiple_of(local) {
             return rejected(format!(

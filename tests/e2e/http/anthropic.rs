@@ -29,7 +29,7 @@ fn body(extra: &Value) -> Value {
 }
 
 /// SSE events of a stream, each with its event name.
-fn events(reply: &HttpReply) -> Vec<(String, Value)> {
+pub(super) fn events(reply: &HttpReply) -> Vec<(String, Value)> {
     let text = std::str::from_utf8(&reply.body).unwrap();
     let event = |block: &str| {
         let (name, data) = block.split_once('\n').unwrap();

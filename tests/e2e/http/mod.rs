@@ -17,6 +17,7 @@ mod faults;
 mod float16;
 mod grammar_worker;
 mod half_closed;
+mod harmony;
 mod host_faults;
 mod hostile_subscribers;
 mod kv_events;

@@ -25,7 +25,7 @@ fn body(extra: &Value) -> Value {
     body
 }
 
-fn events(reply: &HttpReply) -> Vec<Value> {
+pub(super) fn events(reply: &HttpReply) -> Vec<Value> {
     let text = std::str::from_utf8(&reply.body).unwrap();
     let event = |block: &str| {
         let (name, data) = block.split_once('\n').unwrap();
@@ -42,7 +42,7 @@ fn get(client: &mut HttpClient, id: &str) -> HttpReply {
 }
 
 /// The output items without their ids, which are new in each response.
-fn without_ids(mut output: Value) -> Value {
+pub(super) fn without_ids(mut output: Value) -> Value {
     for item in output.as_array_mut().unwrap() {
         item.as_object_mut().unwrap().retain(|key, _| key != "id" && key != "call_id");
     }

@@ -20,7 +20,7 @@ fn setup(script: &'static str) -> ServerSetup {
     ServerSetup { scripted_output: Some(script), parsers, ..ServerSetup::default() }
 }
 
-fn tool(name: &str) -> Value {
+pub(super) fn tool(name: &str) -> Value {
     let parameters = json!({"type": "object", "properties": {"city": {"type": "string"}}});
     json!({"type": "function", "function": {"name": name, "parameters": parameters}})
 }
@@ -33,7 +33,7 @@ fn body(extra: &Value) -> Value {
 }
 
 /// The message assembled from the chunks of a stream, and the last finish reason.
-fn joined(events: &[Value]) -> (Value, Value) {
+pub(super) fn joined(events: &[Value]) -> (Value, Value) {
     let mut message = json!({"role": "assistant"});
     let mut finish = Value::Null;
     let add = |to: &mut Value, part: &Value| {
@@ -69,7 +69,7 @@ fn joined(events: &[Value]) -> (Value, Value) {
 }
 
 /// The message without the ids of its tool calls, which are new in every reply.
-fn without_ids(mut message: Value) -> Value {
+pub(super) fn without_ids(mut message: Value) -> Value {
     for call in message["tool_calls"].as_array_mut().into_iter().flatten() {
         let id = call.as_object_mut().unwrap().remove("id").unwrap();
         let tail = id.as_str().unwrap().strip_prefix("call_").unwrap().to_owned();

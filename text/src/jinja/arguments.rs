@@ -73,15 +73,8 @@ impl CallArguments {
         for (slot, value) in bound.iter_mut().zip(self.positional) {
             *slot = Some(value);
         }
-        for KeywordArgumentValue { name, value } in self.keyword {
-            let Some(index) = names.iter().position(|parameter| **parameter == *name) else {
-                let message = format!("{function}() got an unexpected keyword argument '{name}'");
-                return Err(JinjaError::type_error(message));
-            };
-            if bound[index].replace(value).is_some() {
-                let message = format!("{function}() got multiple values for argument '{name}'");
-                return Err(JinjaError::type_error(message));
-            }
+        for argument in self.keyword {
+            bind_keyword(function, &names, &mut bound, argument)?;
         }
         if let Some(missing) = bound[..required].iter().position(Option::is_none) {
             let name = names[missing];
@@ -111,6 +104,26 @@ impl CallArguments {
     pub(crate) fn expect_none(self, function: &str) -> JinjaResult<()> {
         self.bind_positional::<0>(function, 0).map(drop)
     }
+}
+
+/// Binds a keyword argument to the parameter of its name; `names` and `bound` are the names and the values of
+/// the parameters.
+fn bind_keyword(
+    function: &str,
+    names: &[&str],
+    bound: &mut [Option<JinjaValue>],
+    argument: KeywordArgumentValue,
+) -> JinjaResult<()> {
+    let KeywordArgumentValue { name, value } = argument;
+    let Some(index) = names.iter().position(|parameter| **parameter == *name) else {
+        let message = format!("{function}() got an unexpected keyword argument '{name}'");
+        return Err(JinjaError::type_error(message));
+    };
+    if bound[index].replace(value).is_some() {
+        let message = format!("{function}() got multiple values for argument '{name}'");
+        return Err(JinjaError::type_error(message));
+    }
+    Ok(())
 }
 
 /// Returns the text of a string argument.

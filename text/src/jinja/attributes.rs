@@ -68,9 +68,9 @@ impl TemplateEvaluator {
                     return Ok(found.clone());
                 }
                 if let JinjaValue::TemplateBlocks = value
-                    && self.block(name).is_some()
+                    && let Some(block) = self.block_named(name)
                 {
-                    return Ok(JinjaValue::Block(Arc::clone(name)));
+                    return Ok(block);
                 }
                 Ok(missing_attribute(value, name))
             }
@@ -128,12 +128,14 @@ impl TemplateEvaluator {
             JinjaValue::Range(range) => position
                 .and_then(|at| absolute(at, range.len() as usize))
                 .map(|at| JinjaValue::Int(range.at(at as u64))),
-            JinjaValue::TemplateBlocks => index
-                .as_text()
-                .filter(|name| self.block(name).is_some())
-                .map(|name| JinjaValue::Block(Arc::clone(name))),
+            JinjaValue::TemplateBlocks => index.as_text().and_then(|name| self.block_named(name)),
             _ => None,
         })
+    }
+
+    /// Returns the block `name` of the template as a value; `None` if there is no such block.
+    fn block_named(&self, name: &Arc<str>) -> Option<JinjaValue> {
+        self.block(name).map(|_| JinjaValue::Block(Arc::clone(name)))
     }
 
     /// Looks up an attribute as Python's `getattr` does: found, missing, or rejected by the sandbox.

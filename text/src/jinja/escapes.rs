@@ -52,12 +52,7 @@ fn escape<'a>(text: &'a str, out: &mut String) -> Result<&'a str, String> {
         'u' => return hexadecimal(rest, 4, "truncated \\uXXXX escape", out),
         'U' => return hexadecimal(rest, 8, "truncated \\UXXXXXXXX escape", out),
         'N' => return Err("named characters (\\N) are unsupported".to_owned()),
-        '0'..='7' => {
-            let length = text.bytes().take(3).take_while(|b| (b'0'..=b'7').contains(b)).count();
-            let code = u32::from_str_radix(&text[..length], 8).unwrap_or(0);
-            out.push(char::from_u32(code).unwrap_or_default());
-            return Ok(&text[length..]);
-        }
+        '0'..='7' => return Ok(octal(text, out)),
         _ => {
             out.push('\\');
             c
@@ -65,6 +60,14 @@ fn escape<'a>(text: &'a str, out: &mut String) -> Result<&'a str, String> {
     };
     out.push(plain);
     Ok(rest)
+}
+
+/// Decodes an octal escape of up to three digits; returns the text that follows it.
+fn octal<'a>(text: &'a str, out: &mut String) -> &'a str {
+    let length = text.bytes().take(3).take_while(|b| (b'0'..=b'7').contains(b)).count();
+    let code = u32::from_str_radix(&text[..length], 8).unwrap_or(0);
+    out.push(char::from_u32(code).unwrap_or_default());
+    &text[length..]
 }
 
 fn hexadecimal<'a>(

@@ -118,21 +118,7 @@ impl JsonWriter {
         depth: usize,
         out: &mut String,
     ) -> JinjaResult<()> {
-        let mut order: Vec<ValueWithSortKey> = Vec::new();
-        for (index, entry) in dict.entries().iter().enumerate() {
-            let value = JinjaValue::Int(index as i64);
-            order.push(ValueWithSortKey { key: entry.key.clone(), value });
-        }
-        if self.sort_keys {
-            order = stable_sort(evaluator, order, false)?;
-        }
-        let entries: Vec<&DictEntry> = order
-            .iter()
-            .filter_map(|keyed| match keyed.value {
-                JinjaValue::Int(index) => dict.entries().get(index as usize),
-                _ => None,
-            })
-            .collect();
+        let entries = self.ordered_entries(evaluator, dict)?;
         out.push('{');
         for (index, entry) in entries.iter().enumerate() {
             self.separate(evaluator, index == 0, depth + 1, out)?;
@@ -142,6 +128,29 @@ impl JsonWriter {
         }
         self.close(entries.is_empty(), depth, '}', out);
         Ok(())
+    }
+
+    /// Returns the entries of a dict in the order in which they are written.
+    fn ordered_entries<'a>(
+        &self,
+        evaluator: &mut TemplateEvaluator,
+        dict: &'a DictValue,
+    ) -> JinjaResult<Vec<&'a DictEntry>> {
+        let entries = dict.entries();
+        if !self.sort_keys {
+            return Ok(entries.iter().collect());
+        }
+        let mut order = Vec::with_capacity(entries.len());
+        for (index, entry) in entries.iter().enumerate() {
+            let value = JinjaValue::Int(index as i64);
+            order.push(ValueWithSortKey { key: entry.key.clone(), value });
+        }
+        let order = stable_sort(evaluator, order, false)?;
+        let entry_of = |keyed: &ValueWithSortKey| match keyed.value {
+            JinjaValue::Int(index) => entries.get(index as usize),
+            _ => None,
+        };
+        Ok(order.iter().filter_map(entry_of).collect())
     }
 
     fn key(

@@ -59,6 +59,19 @@ impl<'a> TemplateLexer<'a> {
         self.tokens.push(JinjaToken { kind, line: self.line });
     }
 
+    /// Adds a token for template data, unless the data is empty.
+    fn push_data(&mut self, text: &str) {
+        if !text.is_empty() {
+            self.push(JinjaTokenValue::Data(Arc::from(text)));
+        }
+    }
+
+    /// Adds the token at the current position and advances by its length in bytes.
+    fn read_token(&mut self, kind: JinjaTokenValue, length: usize) {
+        self.push(kind);
+        self.advance(length);
+    }
+
     /// Advances the position by `bytes` bytes and adds the line breaks in them to the line number.
     fn advance(&mut self, bytes: usize) {
         let passed = &self.rest()[..bytes];
@@ -73,15 +86,12 @@ impl<'a> TemplateLexer<'a> {
     fn data(&mut self) -> JinjaResult<()> {
         let rest = self.rest();
         let Some((start, kind)) = next_tag(rest) else {
-            self.push(JinjaTokenValue::Data(Arc::from(rest)));
-            self.advance(rest.len());
+            self.read_token(JinjaTokenValue::Data(Arc::from(rest)), rest.len());
             return Ok(());
         };
         let sign = rest[start + 2..].chars().next();
         let text = kept_data(&rest[..start], sign, kind == TagKind::Variable, self.line_starting);
-        if !text.is_empty() {
-            self.push(JinjaTokenValue::Data(Arc::from(text)));
-        }
+        self.push_data(text);
         self.advance(start);
         match kind {
             TagKind::Raw => self.raw(),
@@ -131,9 +141,7 @@ impl<'a> TemplateLexer<'a> {
             if let Some(length) = raw_tag_length(&rest[start..], "endraw", true) {
                 let sign = rest[start + 2..].chars().next();
                 let text = kept_data(&rest[..start], sign, false, self.line_starting);
-                if !text.is_empty() {
-                    self.push(JinjaTokenValue::Data(Arc::from(text)));
-                }
+                self.push_data(text);
                 self.advance(start + length);
                 return Ok(());
             }
@@ -175,23 +183,19 @@ impl<'a> TemplateLexer<'a> {
         if let Some(length) = float_length(rest).filter(|_| !self.source[..self.at].ends_with('.'))
         {
             let number = rest[..length].replace('_', "").parse();
-            self.push(JinjaTokenValue::Float(number.unwrap_or(f64::INFINITY)));
-            self.advance(length);
+            self.read_token(JinjaTokenValue::Float(number.unwrap_or(f64::INFINITY)), length);
         } else if let Some((digits, length)) = integer(rest) {
-            self.push(JinjaTokenValue::Integer(digits));
-            self.advance(length);
+            self.read_token(JinjaTokenValue::Integer(digits), length);
         } else if let Some(length) = name_length(rest) {
             let name = &rest[..length];
             if name.starts_with(|c: char| !c.is_alphabetic() && c != '_') {
                 return Err(JinjaError::syntax("Invalid character in identifier", self.line));
             }
-            self.push(JinjaTokenValue::Name(Arc::from(name)));
-            self.advance(length);
+            self.read_token(JinjaTokenValue::Name(Arc::from(name)), length);
         } else if let Some(length) = string_length(rest) {
             let text = unescape(&rest[1..length - 1])
                 .map_err(|message| JinjaError::syntax(message, self.line))?;
-            self.push(JinjaTokenValue::Text(text));
-            self.advance(length);
+            self.read_token(JinjaTokenValue::Text(text), length);
         } else {
             self.operator(brackets)?;
         }
@@ -222,8 +226,7 @@ impl<'a> TemplateLexer<'a> {
             },
             _ => {}
         }
-        self.push(JinjaTokenValue::Operator(operator));
-        self.advance(operator.len());
+        self.read_token(JinjaTokenValue::Operator(operator), operator.len());
         Ok(())
     }
 }

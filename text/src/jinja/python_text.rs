@@ -137,8 +137,7 @@ impl TemplateEvaluator {
         match value {
             JinjaValue::Undefined(_) => out.push_str("Undefined"),
             JinjaValue::None => out.push_str("None"),
-            JinjaValue::Bool(true) => out.push_str("True"),
-            JinjaValue::Bool(false) => out.push_str("False"),
+            JinjaValue::Bool(flag) => out.push_str(if *flag { "True" } else { "False" }),
             JinjaValue::Int(number) => {
                 let _infallible = write!(out, "{number}");
             }

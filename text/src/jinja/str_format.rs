@@ -131,13 +131,7 @@ impl FieldFormatter<'_> {
                 let end = index.find(']').filter(|end| *end > 0);
                 let end =
                     end.ok_or_else(|| JinjaError::value_error("Missing ']' in format string"))?;
-                let index_value = match index[..end].parse::<i64>() {
-                    Ok(number) if index[..end].bytes().all(|b| b.is_ascii_digit()) => {
-                        JinjaValue::Int(number)
-                    }
-                    _ => JinjaValue::text(&index[..end]),
-                };
-                value = evaluator.item(&value, &index_value)?;
+                value = evaluator.item(&value, &index_value(&index[..end]))?;
                 rest = &index[end + 1..];
             } else {
                 let message = "Only '.' or '[' may follow ']' in format field specifier";
@@ -180,6 +174,15 @@ impl FieldFormatter<'_> {
 
 fn mixed_numbering() -> JinjaError {
     JinjaError::value_error("cannot mix manual field specification and automatic field numbering")
+}
+
+/// Returns the value of an index between brackets: an integer if the index consists of digits, otherwise a
+/// string.
+fn index_value(index: &str) -> JinjaValue {
+    match index.parse::<i64>() {
+        Ok(number) if index.bytes().all(|byte| byte.is_ascii_digit()) => JinjaValue::Int(number),
+        _ => JinjaValue::text(index),
+    }
 }
 
 /// Returns the position of the bracket that closes a field.

@@ -8,6 +8,7 @@ mod reader;
 mod splitter;
 
 pub use reader::TokenReasoningTracker;
+pub(super) use reader::TrackedSections;
 pub(super) use splitter::{OutputSection, ReasoningSplitter};
 
 /// Reasoning format of a model family (`--reasoning-parser`).
@@ -27,6 +28,8 @@ pub enum ReasoningFamily {
     /// Same as `Qwen3`, with sentences as markers: `Here is my thought process:` and `Here is my response:`,
     /// or the same sentences with `Here's`.
     Granite,
+    /// The messages in the channel `analysis` (gpt-oss). Such messages may also follow content.
+    Harmony,
 }
 
 /// Markers around the reasoning of a model family. Each may be a special token of the tokenizer.
@@ -59,7 +62,7 @@ pub struct ReasoningParserOptions {
 }
 
 impl ReasoningFamily {
-    /// Command-line names of the reasoning formats, as in vLLM.
+    /// Command-line names of the reasoning formats, as in vLLM; `gpt-oss` is SGLang's name.
     pub const NAMES: &[(&str, Self)] = &[
         ("qwen3", Self::Qwen3),
         ("deepseek_r1", Self::DeepSeekR1),
@@ -73,6 +76,9 @@ impl ReasoningFamily {
         ("nemotron_v3", Self::DeepSeekR1),
         ("seed_oss", Self::SeedOss),
         ("step3", Self::DeepSeekR1),
+        ("harmony", Self::Harmony),
+        ("openai_gptoss", Self::Harmony),
+        ("gpt-oss", Self::Harmony),
     ];
 
     /// Returns the markers around the reasoning.
@@ -98,7 +104,18 @@ impl ReasoningFamily {
                     close: "Here's my response:",
                 },
             ],
+            Self::Harmony => &[ReasoningMarkers {
+                open: "<|channel|>analysis<|message|>",
+                close: "<|end|><|start|>assistant",
+            }],
         }
+    }
+
+    /// Returns the text that ends the reasoning and begins the answer, if reasoning may begin again after the
+    /// closing marker; `None` if it cannot.
+    pub fn answer_opening(self) -> Option<&'static str> {
+        let is_harmony = self == Self::Harmony;
+        is_harmony.then_some("<|end|><|start|>assistant<|channel|>final<|message|>")
     }
 
     /// Returns the end offset of the last opening marker in `text`.
@@ -120,6 +137,12 @@ impl ReasoningFamily {
         if self.last_open(prompt_tail) == Some(prompt_tail.len()) {
             return ReasoningStart::Inside;
         }
+        if self == Self::Harmony {
+            // A template may also begin the answer. Otherwise the prompt ends with `<|start|>assistant`.
+            let header = prompt_tail.rfind("<|start|>").map_or("", |at| &prompt_tail[at..]);
+            let is_answer = header.contains("<|message|>") && !header.contains("<|end|>");
+            return if is_answer { ReasoningStart::After } else { ReasoningStart::AtMarker };
+        }
         if self.last_close(prompt_tail) == Some(prompt_tail.len()) {
             return ReasoningStart::After;
         }
@@ -137,6 +160,9 @@ impl ReasoningFamily {
 
     /// Returns the reasoning state at the start of an output that continues the assistant message `message`.
     pub fn start_after_message(self, message: &str) -> ReasoningStart {
+        if self == Self::Harmony {
+            return ReasoningStart::After;
+        }
         match (self.last_open(message), self.last_close(message)) {
             (Some(open), close) if close.is_none_or(|close| close < open) => ReasoningStart::Inside,
             (None, None) if message.trim().is_empty() => self.start_after_prompt(""),

@@ -13,6 +13,9 @@ use serde_json::{Map, Value, json};
 /// Separator of content parts in a string, as in vLLM.
 const PART_SEPARATOR: &str = "\n";
 
+/// Marker that chat templates in the harmony format print.
+const CHANNEL: &str = "<|channel|>";
+
 /// Returns the arguments of each tool call, in order, in the other form: arguments given as JSON text as an
 /// object, and arguments given as an object as JSON text. This is done before sentinels are inserted, because
 /// a character that is escaped in JSON text is visible only in the object.
@@ -48,9 +51,13 @@ pub(super) fn adapt(
             *arguments = other;
         }
     });
+    let is_harmony = mentions(CHANNEL);
     for (index, message) in messages.as_array_mut().into_iter().flatten().enumerate() {
         let Some(message) = message.as_object_mut() else { continue };
         normalize(message);
+        if is_harmony {
+            add_preamble_to_reasoning(message);
+        }
         let role = shown_role(index, message, capabilities, &mentions)?;
         adapt_content(message, role, capabilities);
     }
@@ -150,6 +157,29 @@ fn normalize(message: &mut Map<String, Value>) {
     *message = named;
 }
 
+/// Moves the content of a message with reasoning and tool calls to the end of its reasoning. The template of
+/// gpt-oss prints either of them as reasoning before a call and rejects a message with both, but an output may
+/// have both.
+fn add_preamble_to_reasoning(message: &mut Map<String, Value>) {
+    let has_calls =
+        message.get("tool_calls").and_then(Value::as_array).is_some_and(|c| !c.is_empty());
+    let content = match message.get("content") {
+        Some(parts @ Value::Array(_)) => joined(parts),
+        Some(content) => content.clone(),
+        None => return,
+    };
+    let (Some(Value::String(reasoning)), Some(content)) =
+        (message.get_mut("thinking"), content.as_str())
+    else {
+        return;
+    };
+    if has_calls && !reasoning.is_empty() && !content.is_empty() {
+        reasoning.push_str(PART_SEPARATOR);
+        reasoning.push_str(content);
+        message.insert("content".to_owned(), Value::from(""));
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -169,5 +199,29 @@ mod tests {
         normalize(message.as_object_mut().unwrap());
         let text = r#"{"thinking":"r","role":"assistant","reasoning":"r","reasoning_content":"r"}"#;
         assert_eq!(message.to_string(), text);
+    }
+
+    #[test]
+    fn preamble_of_a_call_is_added_to_its_reasoning() {
+        let moved = |mut message: Value| {
+            add_preamble_to_reasoning(message.as_object_mut().unwrap());
+            message
+        };
+        let calls = json!([{"function": {"name": "f"}}]);
+        for content in [json!("I look."), json!([{"type": "text", "text": "I look."}])] {
+            let message = json!({"thinking": "hm", "content": content, "tool_calls": calls});
+            let expected = json!({"thinking": "hm\nI look.", "content": "", "tool_calls": calls});
+            assert_eq!(moved(message), expected);
+        }
+        for message in [
+            json!({"thinking": "hm", "content": "So."}),
+            json!({"thinking": "hm", "content": "So.", "tool_calls": []}),
+            json!({"content": "So.", "tool_calls": calls}),
+            json!({"thinking": "", "content": "So.", "tool_calls": calls}),
+            json!({"thinking": "hm", "content": "", "tool_calls": calls}),
+            json!({"thinking": "hm", "tool_calls": calls}),
+        ] {
+            assert_eq!(moved(message.clone()), message);
+        }
     }
 }

@@ -15,6 +15,7 @@ use std::sync::Arc;
 /// ends.
 const JSON_ENDS: &[&str] = &["\"", "a\"", "]", "}", ")"];
 const DELIMITED_ENDS: &[&str] = &["<escape>", "<|\"|>", "]", "}", "<end_function_call>"];
+const HARMONY_ENDS: &[&str] = &["\"", "a\"", "]", "}", ")", "<|end|>"];
 const TAG_ENDS: &[&str] =
     &["\n</parameter>", "</parameter>", "</arg_value>", "</｜DSML｜parameter>", "\"", "]", "}"];
 
@@ -151,6 +152,9 @@ impl ForcedCallHarness {
     pub(super) fn ends(&self) -> &'static [&'static str] {
         if matches!(self.syntax, ToolCallSyntax::FunctionGemma | ToolCallSyntax::Gemma4) {
             return DELIMITED_ENDS;
+        }
+        if self.syntax == ToolCallSyntax::Harmony {
+            return HARMONY_ENDS;
         }
         let tags = ["qwen3_coder", "seed_oss", "minimax_m2", "glm45", "glm47", "deepseek_v32"];
         let names = ToolCallSyntax::NAMES.iter().filter(|(_, syntax)| *syntax == self.syntax);

@@ -62,6 +62,7 @@ fn opening(syntax: ToolCallSyntax) -> &'static str {
         ToolCallSyntax::Xlam => "[{\"name\": \"",
         ToolCallSyntax::Llama3Json => "{\"name\": \"",
         ToolCallSyntax::Pythonic => "[f(",
+        ToolCallSyntax::Harmony => "<|channel|>commentary to=functions.f",
         syntax => syntax.opening_marker().unwrap(),
     }
 }

@@ -301,6 +301,11 @@ fn held_back_output_is_bounded() {
         (ToolCallSyntax::Granite, "<tool_call>", " "),
         (ToolCallSyntax::Granite, "[{\"arguments\": {\"a\": \"", "x"),
         (ToolCallSyntax::Xlam, "```json", "\n"),
+        (ToolCallSyntax::Harmony, "", " "),
+        (ToolCallSyntax::Harmony, "<|channel|>", "x"),
+        (ToolCallSyntax::Harmony, "<|channel|>", "<|channel|>"),
+        (ToolCallSyntax::Harmony, "<|channel|>final", "<|constrain|>"),
+        (ToolCallSyntax::Harmony, "<|channel|>commentary to=functions.time<|message|>", " "),
     ] {
         let (mut parser, mut pieces) = (parser(syntax, None, u32::MAX), OutputPieces::default());
         let (mut read, mut emitted, mut held_back_max) = (0, 0, 0);
@@ -379,6 +384,11 @@ fn megabyte_output_parses_fast_in_bounded_memory() {
         "<|tool_call_begin|>functions.time:0",
         "</thin",
         "<think>",
+        "<|start|>",
+        "<|start|>assistant to=functions.x",
+        "<|channel|>commentary to=functions.x<|message|>",
+        "<|channel|>commentary to=functions.x<|message|>{",
+        "<|channel|>final<|message|>a<|end|>",
     ];
     let mut worst = Duration::ZERO;
     for unit in units {

@@ -11,7 +11,7 @@ const SPACE_MAX: usize = 256;
 
 /// Emits the content and the tool calls of one output.
 #[derive(Debug, Clone)]
-pub(super) struct ToolCallEmitter {
+pub(crate) struct ToolCallEmitter {
     /// Whitespace held back; it is emitted as content unless a call follows.
     space: String,
     /// Index of the next tool call in the output.
@@ -26,25 +26,25 @@ pub(super) struct ToolCallEmitter {
 }
 
 impl ToolCallEmitter {
-    pub(super) fn new(calls_max: u32) -> Self {
+    pub(crate) fn new(calls_max: u32) -> Self {
         let (space, next, complete) = (String::new(), 0, 0);
         Self { space, next, calls_max, open: false, complete, after_call: false }
     }
 
     /// Returns the number of complete calls that were emitted.
-    pub(super) fn complete(&self) -> u32 {
+    pub(crate) fn complete(&self) -> u32 {
         self.complete
     }
 
     /// Whether a call has begun and has not ended.
     #[inline]
-    pub(super) fn is_open(&self) -> bool {
+    pub(crate) fn is_open(&self) -> bool {
         self.open
     }
 
     /// Adds one character of content.
     #[inline]
-    pub(super) fn content(&mut self, c: char, out: &mut OutputPieceWriter<'_>) {
+    pub(crate) fn content(&mut self, c: char, out: &mut OutputPieceWriter<'_>) {
         if c.is_whitespace() && self.space.len() < SPACE_MAX {
             self.space.push(c);
             return;
@@ -56,17 +56,17 @@ impl ToolCallEmitter {
 
     /// Whether only whitespace has followed the last complete call. If so, a closing marker belongs to the
     /// syntax of this call.
-    pub(super) fn is_after_call(&self) -> bool {
+    pub(crate) fn is_after_call(&self) -> bool {
         self.after_call
     }
 
     /// Drops the whitespace held back between the last call and its closing marker.
-    pub(super) fn drop_space(&mut self) {
+    pub(crate) fn drop_space(&mut self) {
         self.space.clear();
     }
 
     /// Begins a call whose syntax begins at byte `from` of the output.
-    pub(super) fn begin(&mut self, name: &str, from: usize, out: &mut OutputPieceWriter<'_>) {
+    pub(crate) fn begin(&mut self, name: &str, from: usize, out: &mut OutputPieceWriter<'_>) {
         // The whitespace held back is counted as part of the call, so that it is restored if the call turns
         // out to be content. The whitespace is directly before the call, because a closing marker of an
         // earlier call drops earlier whitespace.
@@ -80,7 +80,7 @@ impl ToolCallEmitter {
     }
 
     /// Adds the next part of the open call's arguments.
-    pub(super) fn arguments(&mut self, part: &str, out: &mut OutputPieceWriter<'_>) {
+    pub(crate) fn arguments(&mut self, part: &str, out: &mut OutputPieceWriter<'_>) {
         if self.is_within_limit() {
             out.arguments(self.next - 1, part);
         }
@@ -88,14 +88,14 @@ impl ToolCallEmitter {
 
     /// Adds the next character of the open call's arguments.
     #[inline]
-    pub(super) fn argument(&mut self, c: char, out: &mut OutputPieceWriter<'_>) {
+    pub(crate) fn argument(&mut self, c: char, out: &mut OutputPieceWriter<'_>) {
         if self.is_within_limit() {
             out.argument(self.next - 1, c);
         }
     }
 
     /// Completes the open call.
-    pub(super) fn end(&mut self, out: &mut OutputPieceWriter<'_>) {
+    pub(crate) fn end(&mut self, out: &mut OutputPieceWriter<'_>) {
         (self.open, self.after_call) = (false, true);
         if self.is_within_limit() {
             self.complete += 1;
@@ -104,14 +104,14 @@ impl ToolCallEmitter {
     }
 
     /// Ends the open call, if any, as malformed; the text of the call ends before byte `to` of the output.
-    pub(super) fn break_call(&mut self, to: usize, out: &mut OutputPieceWriter<'_>) {
+    pub(crate) fn break_call(&mut self, to: usize, out: &mut OutputPieceWriter<'_>) {
         if std::mem::take(&mut self.open) && self.is_within_limit() {
             out.broken_call(self.next - 1, to);
         }
     }
 
     /// Ends the output. Whitespace held back after a call is dropped.
-    pub(super) fn finish(&mut self, out: &mut OutputPieceWriter<'_>) {
+    pub(crate) fn finish(&mut self, out: &mut OutputPieceWriter<'_>) {
         self.break_call(out.bytes_read, out);
         if !self.after_call {
             self.flush(out);

@@ -7,7 +7,7 @@
 use super::delimited_calls::LABEL;
 use super::json_sections::{CallHeaderFormat, FENCE};
 use super::{ToolCallSyntax, ToolDefinition, hermes, mistral, pythonic};
-use super::{delimited_grammar, python_grammar, tag_grammar};
+use super::{delimited_grammar, harmony_grammar, python_grammar, tag_grammar};
 use grammar::TEXT_BYTES_MAX;
 use grammar::lark_text::{ANY, literal, up_to, without};
 use serde_json::{Value, json};
@@ -201,6 +201,7 @@ pub(super) fn lark_grammar<'a>(
         names.push(format!("call_{index}"));
         writer.rule(&format!("call_{index}"), &call);
     }
+    add_common_rules(syntax, &mut writer);
     let CallDelimiters { open, between, close } = delimiters(syntax, &writer);
     let [open, between, close] = [open, between, close].map(|text| writer.text(&text));
     let more = if multiple && allows_several(syntax) {
@@ -214,9 +215,16 @@ pub(super) fn lark_grammar<'a>(
 }
 
 /// Whether a grammar can allow several calls. Llama's syntax has no closing marker, so the parser could not
-/// separate several calls from the text that follows.
+/// separate several calls from the text that follows. In the harmony format, a call ends the output.
 pub(super) fn allows_several(syntax: ToolCallSyntax) -> bool {
-    syntax != ToolCallSyntax::Llama3Json
+    !matches!(syntax, ToolCallSyntax::Llama3Json | ToolCallSyntax::Harmony)
+}
+
+/// Adds the rules that the calls of all tools refer to, if the syntax has any.
+pub(super) fn add_common_rules(syntax: ToolCallSyntax, writer: &mut CallGrammarWriter<'_>) {
+    if syntax == ToolCallSyntax::Harmony {
+        harmony_grammar::add_call_rules(writer);
+    }
 }
 
 /// Returns the text before, between and after the calls of an output.
@@ -256,7 +264,8 @@ pub(super) fn delimiters(syntax: ToolCallSyntax, writer: &CallGrammarWriter<'_>)
         ToolCallSyntax::Llama3Json
         | ToolCallSyntax::Granite20b
         | ToolCallSyntax::FunctionGemma
-        | ToolCallSyntax::Gemma4 => delimiters("", "", ""),
+        | ToolCallSyntax::Gemma4
+        | ToolCallSyntax::Harmony => delimiters("", "", ""),
         _ => delimiters("", "\n", ""),
     }
 }
@@ -326,6 +335,7 @@ pub(super) fn call_text(
             call(&format!("{{\"name\": \"{name}\", \"parameters\": "), "}")
         }
         ToolCallSyntax::Pythonic | ToolCallSyntax::ToolCode => call(&format!("{name}("), ")"),
+        ToolCallSyntax::Harmony => harmony_grammar::call_header(name, writer),
         ToolCallSyntax::Granite20b => {
             call(&format!("{} {{\"name\": \"{name}\", \"arguments\": ", hermes::FUNCTION_CALL), "}")
         }

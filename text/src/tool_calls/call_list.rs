@@ -61,11 +61,7 @@ impl CallListParser {
             CallListState::End => CallParseStatus::Invalid,
             _ if is_space(c) => CallParseStatus::Continues,
             CallListState::Start if c == '[' => self.go(CallListState::Item),
-            CallListState::Item if c == '{' => {
-                let mut object = Box::new(CallObjectParser::new(self.names.clone(), self.from));
-                object.push(c, emitter, out);
-                self.go(CallListState::Object(object))
-            }
+            CallListState::Item if c == '{' => self.begin_object(c, emitter, out),
             CallListState::Next if c == ',' => self.go(CallListState::Item),
             CallListState::Next if c == ']' => {
                 self.state = CallListState::End;
@@ -75,6 +71,18 @@ impl CallListParser {
                 CallParseStatus::Invalid
             }
         }
+    }
+
+    /// Processes the opening bracket `c` of a call object.
+    fn begin_object(
+        &mut self,
+        c: char,
+        emitter: &mut ToolCallEmitter,
+        out: &mut OutputPieceWriter<'_>,
+    ) -> CallParseStatus {
+        let mut object = Box::new(CallObjectParser::new(self.names.clone(), self.from));
+        object.push(c, emitter, out);
+        self.go(CallListState::Object(object))
     }
 
     fn go(&mut self, state: CallListState) -> CallParseStatus {

@@ -16,7 +16,7 @@ const BUFFERED_ARGUMENTS_MAX: usize = 64 << 10;
 
 /// State of a tool call after the next character.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum CallParseStatus {
+pub(crate) enum CallParseStatus {
     /// The call continues.
     Continues,
     /// The call ends with this character.
@@ -236,7 +236,7 @@ impl CallObjectParser {
 /// Parser of the arguments of a call whose function name is outside the JSON. The arguments are one JSON
 /// object, which is emitted while it is generated.
 #[derive(Debug, Clone, Default)]
-pub(super) struct CallArgumentsParser {
+pub(crate) struct CallArgumentsParser {
     json: JsonScanner,
     started: bool,
 }
@@ -244,7 +244,7 @@ pub(super) struct CallArgumentsParser {
 impl CallArgumentsParser {
     /// Processes the next character; the call itself has already begun. Whitespace before the object is
     /// dropped.
-    pub(super) fn push(
+    pub(crate) fn push(
         &mut self,
         c: char,
         emitter: &mut ToolCallEmitter,

@@ -160,12 +160,7 @@ impl GemmaSchemaConverter<'_, '_> {
             return Ok(Vec::new());
         }
         if let Some(values) = constants(schema) {
-            let written = |value: &&Value| value.is_array() || value.is_object();
-            return Ok(values
-                .iter()
-                .filter(written)
-                .map(|value| self.writer.text(&constant_text(self.syntax, value)))
-                .collect());
+            return Ok(self.compound_constants(&values));
         }
         let combined = ["$ref", "allOf", "anyOf", "oneOf"]
             .into_iter()
@@ -182,6 +177,12 @@ impl GemmaSchemaConverter<'_, '_> {
             [keyword, ..] if allows(schema, "array") => Err(self.unsupported(keyword)),
             _ => self.object(schema).map(|object| vec![object]),
         }
+    }
+
+    /// Returns the Lark alternatives for the lists and objects in `values`.
+    fn compound_constants(&mut self, values: &[Value]) -> Vec<String> {
+        let compound = values.iter().filter(|value| value.is_array() || value.is_object());
+        compound.map(|value| self.writer.text(&constant_text(self.syntax, value))).collect()
     }
 
     /// Returns the Lark alternatives for the lists and objects of a schema that consists of a single

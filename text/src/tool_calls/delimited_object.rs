@@ -108,17 +108,9 @@ impl GemmaObjectParser {
             GemmaObjectState::Text => escape(c, out),
             GemmaObjectState::Key { .. } => return self.key(c, out),
             GemmaObjectState::Value { .. } | GemmaObjectState::Next if c.is_ascii_whitespace() => {}
-            GemmaObjectState::Value { .. } if matches!(c, '{' | '[') => {
-                self.member(out);
-                return self.enter(c == '{', out);
-            }
-            GemmaObjectState::Value { may_close: true } if c == ']' => return self.leave(c, out),
-            GemmaObjectState::Value { .. } if matches!(c, ',' | '}' | ']' | ':') => {
-                return GemmaScanStatus::Invalid;
-            }
-            GemmaObjectState::Value { .. } => {
-                self.member(out);
-                return self.go(GemmaObjectState::Word(String::from(c)));
+            GemmaObjectState::Value { may_close } => {
+                let may_close = *may_close;
+                return self.begin_value(c, may_close, out);
             }
             GemmaObjectState::Word(word) if matches!(c, ',' | '}' | ']') => {
                 out(&word_json(word));
@@ -133,6 +125,28 @@ impl GemmaObjectParser {
             GemmaObjectState::Next => return self.next(c, out),
         }
         GemmaScanStatus::Continues
+    }
+
+    /// Processes the first character of a value that is not a string, or the bracket that ends the list
+    /// instead if `may_close`.
+    fn begin_value(
+        &mut self,
+        c: char,
+        may_close: bool,
+        out: &mut dyn FnMut(&str),
+    ) -> GemmaScanStatus {
+        match c {
+            '{' | '[' => {
+                self.member(out);
+                self.enter(c == '{', out)
+            }
+            ']' if may_close => self.leave(c, out),
+            ',' | '}' | ']' | ':' => GemmaScanStatus::Invalid,
+            _ => {
+                self.member(out);
+                self.go(GemmaObjectState::Word(String::from(c)))
+            }
+        }
     }
 
     /// Processes a character of a key.

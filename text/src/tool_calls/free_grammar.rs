@@ -3,11 +3,11 @@
 
 use super::call_grammar::{
     CallDelimiters, CallGrammarError, CallGrammarWriter, CallWrapperText, SpecialMarkerFn,
-    add_arguments, allows_several, call_text, delimiters,
+    add_arguments, add_common_rules, allows_several, call_text, delimiters,
 };
 use super::text_language::regex_literal;
 use super::{ToolCallSyntax, ToolDefinition, hermes, llama3_json, mistral, pythonic};
-use super::{delimited_grammar, python_grammar, tag_grammar};
+use super::{delimited_grammar, harmony_grammar, python_grammar, tag_grammar};
 use grammar::lark_text::without;
 use serde_json::json;
 use std::fmt::Write as _;
@@ -59,6 +59,7 @@ pub(super) fn free_grammar<'a>(
     if has_any {
         add_any_arguments(syntax, &mut writer);
     }
+    add_common_rules(syntax, &mut writer);
     let mut grammar = FreeCallGrammarBuilder { syntax, tools, multiple, writer };
     let start = grammar.start();
     grammar.writer.check_length()?;
@@ -90,6 +91,10 @@ struct FreeCallGrammarBuilder<'a> {
 impl FreeCallGrammarBuilder<'_> {
     /// Adds all rules and returns the right-hand side of the rule `start`.
     fn start(&mut self) -> String {
+        if self.syntax == ToolCallSyntax::Harmony {
+            let calls = self.calls(0, &single("", false));
+            return harmony_grammar::free_messages(&calls, &mut self.writer);
+        }
         let CallOpenings { openings, bare_starts, excluded } = self.openings();
         let markers = openings.iter().map(|opening| opening.marker).chain(excluded);
         let markers: Vec<String> =

@@ -43,6 +43,14 @@ pub(super) struct DeepSeekKimiSyntax {
     pub between: &'static str,
 }
 
+impl DeepSeekKimiSyntax {
+    /// Returns the markers that are recognised outside of calls. The last one, the end of a code fence, is a
+    /// marker only after a fenced call.
+    fn content_markers(&self) -> [&'static str; 5] {
+        [self.call_open, self.section_open, self.section_close, self.call_close, FENCE_END]
+    }
+}
+
 pub(super) static DEEPSEEK_V3: DeepSeekKimiSyntax = DeepSeekKimiSyntax {
     section_open: "<｜tool▁calls▁begin｜>",
     section_close: "<｜tool▁calls▁end｜>",
@@ -137,13 +145,7 @@ impl DeepSeekKimiToolParser {
 
     fn text(&mut self, c: char, emitter: &mut ToolCallEmitter, out: &mut OutputPieceWriter<'_>) {
         let syntax = self.syntax;
-        let markers = [
-            syntax.call_open,
-            syntax.section_open,
-            syntax.section_close,
-            syntax.call_close,
-            FENCE_END,
-        ];
+        let markers = syntax.content_markers();
         let fenced = syntax.head == CallHeaderFormat::Type && emitter.is_after_call();
         let markers = if fenced { &markers[..] } else { &markers[..4] };
         let ContentMarkerScanner { scanner, unparsed, .. } = &mut self.text;

@@ -49,8 +49,7 @@ impl PythonStringParser {
                 let code = code << 4 | c.to_digit(16)?;
                 self.escape = PythonEscape::Hex { left: left - 1, code };
                 if left == 1 {
-                    self.escape = PythonEscape::None;
-                    self.character(code, out);
+                    self.end_escape(code, out);
                 }
             }
             PythonEscape::Octal { left, code } => match c.to_digit(8) {
@@ -58,8 +57,7 @@ impl PythonStringParser {
                     self.escape = PythonEscape::Octal { left: left - 1, code: code << 3 | digit };
                 }
                 _ => {
-                    self.escape = PythonEscape::None;
-                    self.character(code, out);
+                    self.end_escape(code, out);
                     return self.push(c, out);
                 }
             },
@@ -95,6 +93,12 @@ impl PythonStringParser {
             }
         };
         self.character(u32::from(code), out);
+    }
+
+    /// Ends a hexadecimal or octal escape and emits its character `code`.
+    fn end_escape(&mut self, code: u32, out: &mut dyn FnMut(&str)) {
+        self.escape = PythonEscape::None;
+        self.character(code, out);
     }
 
     /// Emits the character `code`; surrogate pairs are combined.

@@ -1,9 +1,12 @@
 //! Tool call syntaxes of the model families, with their command-line names.
 
+use super::call_grammar::CallGrammarWriter;
 use super::delimited_calls::{FUNCTION_GEMMA, GEMMA4, GemmaCallSyntax};
+use super::harmony_grammar;
 use super::json_sections::{DEEPSEEK_V3, DEEPSEEK_V31, DeepSeekKimiSyntax, KIMI_K2};
 use super::tag_syntax::{DEEPSEEK_V32, GLM45, GLM47, MINIMAX_M2, QWEN3_CODER, SEED_OSS, TagSyntax};
 use super::{ToolDefinition, call_grammar, free_grammar, hermes, llama3_json, mistral, pythonic};
+use crate::harmony;
 use crate::tokenizer::Tokenizer;
 
 /// Tool call syntax of a model family (`--tool-call-parser`).
@@ -49,6 +52,8 @@ pub enum ToolCallSyntax {
     FunctionGemma,
     /// `call:NAME{key:value}` between `<|tool_call>` and `<tool_call|>`: Gemma 4.
     Gemma4,
+    /// Messages to a function, whose text is JSON: gpt-oss. It needs `ReasoningFamily::Harmony`.
+    Harmony,
 }
 
 /// Format of tool call ids in replies.
@@ -64,7 +69,7 @@ pub enum ToolCallIdFormat {
 
 impl ToolCallSyntax {
     /// Command-line names of the syntaxes. They equal vLLM's names, except `gemma3_tool_code`, which vLLM
-    /// does not have.
+    /// does not have, `harmony`, and SGLang's name `gpt-oss`.
     pub const NAMES: &[(&str, Self)] = &[
         ("hermes", Self::Hermes),
         ("qwen3_coder", Self::Qwen3Coder),
@@ -90,6 +95,9 @@ impl ToolCallSyntax {
         ("xlam", Self::Xlam),
         ("functiongemma", Self::FunctionGemma),
         ("gemma4", Self::Gemma4),
+        ("harmony", Self::Harmony),
+        ("openai", Self::Harmony),
+        ("gpt-oss", Self::Harmony),
     ];
 
     /// All syntaxes.
@@ -114,6 +122,7 @@ impl ToolCallSyntax {
         Self::Xlam,
         Self::FunctionGemma,
         Self::Gemma4,
+        Self::Harmony,
     ];
 
     /// Returns the format of tool call ids that this family's templates accept.
@@ -149,6 +158,7 @@ impl ToolCallSyntax {
             Self::Llama3Json => vec![llama3_json::TAG],
             Self::Pythonic => vec![pythonic::OPEN, pythonic::CLOSE],
             Self::ToolCode => Vec::new(),
+            Self::Harmony => harmony::MARKERS.to_vec(),
             Self::Granite20b => vec![hermes::FUNCTION_CALL],
             Self::Mistral => vec![mistral::CALLS, mistral::CALL_ID, mistral::ARGS],
             Self::Granite | Self::Phi4Mini | Self::Xlam => {
@@ -184,6 +194,16 @@ impl ToolCallSyntax {
     ) -> Result<String, call_grammar::CallGrammarError> {
         let special = |marker: &str| special_token(marker, tokenizer);
         free_grammar::free_grammar(self, tools, multiple, &special)
+    }
+
+    /// Returns the Lark expression of the text before an answer that a grammar enforces; empty if answers have
+    /// no header.
+    pub fn answer_header(self, tokenizer: &Tokenizer) -> String {
+        if self != Self::Harmony {
+            return String::new();
+        }
+        let special = |marker: &str| special_token(marker, tokenizer);
+        harmony_grammar::answer_header(&CallGrammarWriter::new(self, &special))
     }
 
     /// Returns the marker that begins every call; `None` if the syntax has none.
@@ -242,7 +262,7 @@ impl ToolCallSyntax {
 }
 
 /// Returns the Lark form of `marker` if it is a special token of the tokenizer; `None` if it is plain text.
-fn special_token(marker: &str, tokenizer: &Tokenizer) -> Option<String> {
+pub(super) fn special_token(marker: &str, tokenizer: &Tokenizer) -> Option<String> {
     let id = tokenizer.token_id(marker).filter(|&id| tokenizer.is_special(id));
     id.map(|id| format!("<[{id}]>"))
 }

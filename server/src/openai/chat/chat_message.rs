@@ -22,10 +22,7 @@ pub(super) fn parse(path: String, value: JsonValue) -> Result<Value, ApiError> {
         return Err(wrong_type(path, "an object", &value));
     };
     let role = role(&path, &pairs)?;
-    if role != "assistant" && !pairs.iter().any(|(key, value)| key == "content" && !value.is_null())
-    {
-        return Err(ApiError::invalid(format!("{path}.content"), "is missing"));
-    }
+    check_content(&path, &pairs, &role)?;
     let mut message = Map::new();
     for (key, value) in pairs {
         let field = format!("{path}.{key}");
@@ -47,6 +44,15 @@ pub(super) fn parse(path: String, value: JsonValue) -> Result<Value, ApiError> {
     }
     show_refusal(&mut message, &role);
     Ok(Value::Object(message))
+}
+
+/// Rejects a message without content, which only the assistant may send.
+fn check_content(path: &str, pairs: &[(String, JsonValue)], role: &str) -> Result<(), ApiError> {
+    let has_content = pairs.iter().any(|(key, value)| key == "content" && !value.is_null());
+    if role != "assistant" && !has_content {
+        return Err(ApiError::invalid(format!("{path}.content"), "is missing"));
+    }
+    Ok(())
 }
 
 /// Copies `refusal` to the content of an assistant message without content, because templates print only the
@@ -137,18 +143,11 @@ fn one_call(path: String, value: JsonValue) -> Result<Value, ApiError> {
         let field = format!("{path}.{key}");
         let value = match (key.as_str(), value) {
             ("type" | "function" | "custom", JsonValue::Null) => continue,
-            // Templates handle only function calls, so a custom tool call is converted to a function call.
-            ("type", JsonValue::Str(kind)) if kind == "function" || kind == "custom" => {
-                Value::from("function")
-            }
-            ("type", JsonValue::Str(_)) => {
-                return Err(ApiError::unsupported(field, "must be function or custom"));
-            }
+            ("type", kind) => call_type(field, kind)?,
             ("custom", custom) => {
                 call.insert("function".to_owned(), called_custom_tool(field, custom)?);
                 continue;
             }
-            ("type", other) => return Err(wrong_type(field, "a string", &other)),
             ("function", function) => called_function(&field, function)?,
             (_, value) => value.into_template_value(),
         };
@@ -159,6 +158,18 @@ fn one_call(path: String, value: JsonValue) -> Result<Value, ApiError> {
     }
     call.entry("type").or_insert_with(|| json!("function"));
     Ok(Value::Object(call))
+}
+
+/// Parses the type of a tool call, and returns the type for templates. Templates handle only function calls,
+/// so a custom tool call is converted to a function call.
+fn call_type(path: String, value: JsonValue) -> Result<Value, ApiError> {
+    match value {
+        JsonValue::Str(kind) if kind == "function" || kind == "custom" => {
+            Ok(Value::from("function"))
+        }
+        JsonValue::Str(_) => Err(ApiError::unsupported(path, "must be function or custom")),
+        other => Err(wrong_type(path, "a string", &other)),
+    }
 }
 
 /// Parses the name and input of a custom tool call, and returns an equivalent function call.

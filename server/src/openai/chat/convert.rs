@@ -22,9 +22,8 @@ pub(super) fn prepare(
     report_ignored(app, serving, &request, &mut ignored)?;
     let logprobs = request.logprobs.is_some();
     let custom_tools = request.tools.custom.clone();
-    let started = start(app, serving, request, headers, permit)?;
     let StartedGeneration { generation, model, request_id, params, prompt, echo, tool_call_ids } =
-        started;
+        start(app, serving, request, headers, permit)?;
     let reply = ChatCompletionReplyFormatter {
         head: ReplyMetadata::new("chatcmpl", &request_id, model, serving),
         tokens: params.token_formatter(serving, &app.options),

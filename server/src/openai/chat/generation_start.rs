@@ -2,7 +2,7 @@
 
 use super::ignored_values::enforces_strict_tools;
 use super::messages::{last_assistant_text, tool_call_count};
-use super::reasoning_head::reasoning_head;
+use super::reasoning_head::constraint_preamble;
 use super::tools::RequestTools;
 use super::types::ChatCompletionRequest;
 use crate::api_error::ApiError;
@@ -22,8 +22,9 @@ use grammar::{GrammarSpec, OutputConstraint};
 use protocol::Token;
 use std::sync::Arc;
 use text::{
-    CallEnforcement, ChatInput, OutputParser, ReasoningParserOptions, ReasoningStart, RenderedChat,
-    TextError, ToolCallIdFormat, ToolCallParserOptions, ToolCallSyntax,
+    CallEnforcement, ChatInput, HarmonyConstraintScope, OutputParser, ReasoningFamily,
+    ReasoningParserOptions, ReasoningStart, RenderedChat, TextError, ToolCallIdFormat,
+    ToolCallParserOptions, ToolCallSyntax,
 };
 
 /// Number of bytes at the end of the prompt that are inspected to determine whether the output starts inside
@@ -74,6 +75,7 @@ pub(crate) fn start(
     let ChatCompletionRequest { mut params, mut input, tools, .. } = request;
     let ChatCompletionRequest { logprobs, thinking, add_special_tokens, prompt_field, .. } =
         request;
+    let covers_messages = request.covers_messages;
     let model = serving.check_model(params.model.as_deref())?;
     params.replica = headers.replica(params.replica, serving.field_bounds.replicas)?;
     let request_id = headers.request_id(&mut params, &app.id_generator);
@@ -92,7 +94,8 @@ pub(crate) fn start(
     let RenderedPrompt { mut ids, prompt_tail } = prompt;
     truncate(&mut ids, params.truncate);
     let reasoning = reasoning_start(serving, continued.as_deref(), &prompt_tail);
-    params.constraint = constraint(serving, params.constraint.take(), &tools, reasoning)?;
+    let requested = params.constraint.take();
+    params.constraint = constraint(serving, requested, covers_messages, &tools, reasoning)?;
     let call_options = call_syntax.map(|syntax| call_options(syntax, &tools, enforcement));
     let parser = output_parser(serving, call_options, reasoning);
     let visible_special = serving.parsers.visible_special(call_syntax.is_some());
@@ -153,15 +156,18 @@ fn enforcement(serving: &ServingContext, request: &ChatCompletionRequest) -> Cal
 
 /// Returns the output constraint: the requested constraint, or a tool call grammar if tool calls are forced
 /// or a tool is strict. If the output starts with reasoning, the constraint applies after the reasoning.
+/// `covers_messages` = the requested constraint covers answers and tool calls, with their headers.
 ///
 /// Errors: HTTP status 400 if a forced tool call is impossible or combined with another constraint.
 fn constraint(
     serving: &ServingContext,
     requested: Option<Arc<OutputConstraint>>,
+    covers_messages: bool,
     tools: &RequestTools,
     reasoning_start: Option<ReasoningStart>,
 ) -> Result<Option<Arc<OutputConstraint>>, ApiError> {
     let is_forced = tools.must_call();
+    let has_calls = requested.is_none() || covers_messages;
     let constraint = match (requested, is_forced) {
         (Some(requested), false) => Some(requested),
         (None, false) if !tools.has_strict() => None,
@@ -171,20 +177,39 @@ fn constraint(
         }
         (None, _) => tool_call_constraint(serving, tools)?.map(Arc::new),
     };
-    let has_reasoning = match reasoning_start {
-        Some(ReasoningStart::Inside) => true,
-        Some(ReasoningStart::AtMarker) => serving.parsers.opens_reasoning,
-        Some(ReasoningStart::After) | None => false,
-    };
-    let Some(family) = serving.parsers.reasoning.filter(|_| has_reasoning) else {
+    let (Some(family), Some(start)) = (serving.parsers.reasoning, reasoning_start) else {
         return Ok(constraint);
     };
-    let after_reasoning = |constraint: Arc<OutputConstraint>| {
-        Arc::unwrap_or_clone(constraint)
-            .start_after(reasoning_head(&serving.tokenizer, family))
-            .into()
+    let Some(constraint) = constraint else { return Ok(None) };
+    let scope = if has_calls {
+        HarmonyConstraintScope::Messages
+    } else {
+        HarmonyConstraintScope::AnswerText
     };
-    Ok(constraint.map(after_reasoning))
+    reject_call_in_answer(family, start, scope, &constraint.param)?;
+    let opens_reasoning = serving.parsers.opens_reasoning;
+    let head = constraint_preamble(&serving.tokenizer, family, start, opens_reasoning, scope);
+    Ok(Some(match head {
+        None => constraint,
+        Some(head) => Arc::unwrap_or_clone(constraint).start_after(head).into(),
+    }))
+}
+
+/// Rejects a grammar of tool calls in the harmony format if the output begins inside an answer: a call is a
+/// message of its own.
+fn reject_call_in_answer(
+    family: ReasoningFamily,
+    start: ReasoningStart,
+    scope: HarmonyConstraintScope,
+    param: &str,
+) -> Result<(), ApiError> {
+    let is_continued = family == ReasoningFamily::Harmony && start == ReasoningStart::After;
+    if !is_continued || scope == HarmonyConstraintScope::AnswerText {
+        return Ok(());
+    }
+    let message = "needs a tool call, a message of its own, but the prompt ends inside an answer \
+                   (continue_final_message)";
+    Err(ApiError::unsupported(param, message))
 }
 
 /// Creates the tool call grammar; `None` if tool calls are neither forced nor parsed.

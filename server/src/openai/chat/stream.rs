@@ -82,14 +82,10 @@ impl ChatChunkWriter {
                 );
             }
             ChatDeltaPart::Arguments { index, text } => {
-                let head = "\"function\":{\"arguments\":";
-                write_text(format_args!("\"tool_calls\":[{{\"index\":{index},{head}"), text, out);
-                out.put_slice(b"}}]");
+                write_call_text(*index, "function", "arguments", text, out);
             }
             ChatDeltaPart::Input { index, text } => {
-                let head = "\"custom\":{\"input\":";
-                write_text(format_args!("\"tool_calls\":[{{\"index\":{index},{head}"), text, out);
-                out.put_slice(b"}}]");
+                write_call_text(*index, "custom", "input", text, out);
             }
         }
     }
@@ -98,6 +94,14 @@ impl ChatChunkWriter {
         self.chunk_fields.open(choice, out);
         out.put_slice(b"\"delta\":{");
     }
+}
+
+/// Writes the next part `text` of the arguments or the input of a tool call. `kind`: type of the call;
+/// `member`: name of the member with the text.
+fn write_call_text(index: u32, kind: &str, member: &str, text: &str, out: &mut BytesMut) {
+    let call = format_args!("\"tool_calls\":[{{\"index\":{index},\"{kind}\":{{\"{member}\":");
+    write_text(call, text, out);
+    out.put_slice(b"}}]");
 }
 
 /// Writes `head`, followed by `text` as a quoted JSON string.

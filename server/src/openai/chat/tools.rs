@@ -48,17 +48,7 @@ impl RequestTools {
     ///
     /// Errors: HTTP status 400; the error names the invalid field.
     pub(crate) fn take(fields: &mut RequestFields) -> Result<Self, ApiError> {
-        for (old, new) in [("functions", "tools"), ("function_call", "tool_choice")] {
-            match fields.take(old) {
-                None => {}
-                Some(JsonValue::List(list)) if list.is_empty() => {}
-                Some(JsonValue::Str(choice)) if choice == "none" || choice == "auto" => {}
-                Some(_) => {
-                    let message = format!("is no longer supported; use {new}");
-                    return Err(ApiError::unsupported(fields.path(old), message));
-                }
-            }
-        }
+        reject_deprecated_fields(fields)?;
         let is_given = fields.contains("tools");
         let mut list = ChatToolList::default();
         for (index, item) in self::list(fields)?.into_iter().enumerate() {
@@ -138,6 +128,22 @@ impl RequestTools {
     pub(crate) fn must_call(&self) -> bool {
         matches!(self.choice, ToolChoice::Required | ToolChoice::Named(_))
     }
+}
+
+/// Rejects the deprecated fields `functions` and `function_call`, unless their value has no effect.
+fn reject_deprecated_fields(fields: &mut RequestFields) -> Result<(), ApiError> {
+    for (old, new) in [("functions", "tools"), ("function_call", "tool_choice")] {
+        match fields.take(old) {
+            None => {}
+            Some(JsonValue::List(list)) if list.is_empty() => {}
+            Some(JsonValue::Str(choice)) if choice == "none" || choice == "auto" => {}
+            Some(_) => {
+                let message = format!("is no longer supported; use {new}");
+                return Err(ApiError::unsupported(fields.path(old), message));
+            }
+        }
+    }
+    Ok(())
 }
 
 /// Returns the list in field `tools`, with at most `TOOLS_MAX` entries; an empty list if the field is absent.

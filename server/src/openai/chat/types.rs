@@ -25,6 +25,9 @@ pub(crate) struct ChatCompletionRequest {
     pub add_special_tokens: bool,
     /// Name of the field that contains the conversation, for error messages.
     pub prompt_field: &'static str,
+    /// Whether the constraint in `params` covers tool calls and the headers of messages, not only the text of
+    /// the answer.
+    pub covers_messages: bool,
 }
 
 impl ChatCompletionRequest {
@@ -50,6 +53,15 @@ impl ChatCompletionRequest {
         let add_special_tokens = fields.bool("add_special_tokens")?.unwrap_or(false);
         let logprobs = logprobs.then_some(top.unwrap_or(0));
         let prompt_field = "messages";
-        Ok(Self { params, input, tools, logprobs, thinking, add_special_tokens, prompt_field })
+        Ok(Self {
+            params,
+            input,
+            tools,
+            logprobs,
+            thinking,
+            add_special_tokens,
+            prompt_field,
+            covers_messages: false,
+        })
     }
 }

@@ -12,27 +12,8 @@ use num_bigint::BigInt;
 pub(super) fn find(name: &str) -> Option<FilterFunction> {
     Some(match name {
         "int" => int,
-        "float" => |_, value, arguments| {
-            let [default] = arguments.bind("float", ["default"], 0)?;
-            Ok(match float_of(value)? {
-                Some(number) => JinjaValue::Float(number),
-                None => default.unwrap_or(JinjaValue::Float(0.0)),
-            })
-        },
-        "abs" => |_, value, arguments| {
-            arguments.expect_none("abs")?;
-            match PythonNumber::of(value) {
-                Some(PythonNumber::Float(number)) => Ok(JinjaValue::Float(number.abs())),
-                Some(number) => {
-                    let number = number.to_big();
-                    Ok(integer(BigInt::from(number.magnitude().clone())))
-                }
-                None => {
-                    let kind = value.type_name();
-                    Err(JinjaError::type_error(format!("bad operand type for abs(): '{kind}'")))
-                }
-            }
-        },
+        "float" => float,
+        "abs" => abs,
         "round" => round,
         "filesizeformat" => file_size,
         "tojson" => super::super::json::to_json,
@@ -72,12 +53,43 @@ fn int(
     Ok(converted.or(default).unwrap_or(JinjaValue::Int(0)))
 }
 
+fn float(
+    _: &mut TemplateEvaluator,
+    value: &JinjaValue,
+    arguments: CallArguments,
+) -> JinjaResult<JinjaValue> {
+    let [default] = arguments.bind("float", ["default"], 0)?;
+    Ok(match float_of(value)? {
+        Some(number) => JinjaValue::Float(number),
+        None => default.unwrap_or(JinjaValue::Float(0.0)),
+    })
+}
+
 /// Converts a value as Python's `float` does; `None` if the value cannot be converted.
 fn float_of(value: &JinjaValue) -> JinjaResult<Option<f64>> {
     match value {
         JinjaValue::Str(text) | JinjaValue::Markup(text) => Ok(parse_float(text)),
         JinjaValue::Undefined(cause) => Err(cause.error()),
         _ => PythonNumber::of(value).map(|number| number.to_float()).transpose(),
+    }
+}
+
+fn abs(
+    _: &mut TemplateEvaluator,
+    value: &JinjaValue,
+    arguments: CallArguments,
+) -> JinjaResult<JinjaValue> {
+    arguments.expect_none("abs")?;
+    match PythonNumber::of(value) {
+        Some(PythonNumber::Float(number)) => Ok(JinjaValue::Float(number.abs())),
+        Some(number) => {
+            let number = number.to_big();
+            Ok(integer(BigInt::from(number.magnitude().clone())))
+        }
+        None => {
+            let kind = value.type_name();
+            Err(JinjaError::type_error(format!("bad operand type for abs(): '{kind}'")))
+        }
     }
 }
 

@@ -11,6 +11,7 @@ use super::super::value::JinjaValue;
 use super::FilterFunction;
 use crate::special_token_guard::may_be_sentinel;
 use std::fmt::Write as _;
+use std::sync::Arc;
 
 /// HTML named character references that are decoded; any other reference in a text is an error.
 const ENTITIES: [(&str, char); 12] = [
@@ -187,21 +188,23 @@ fn url_encode(
     Ok(JinjaValue::text(parts.join("&")))
 }
 
+/// Returns the text of a value in a URL; bytes are decoded as UTF-8.
+fn url_text(evaluator: &mut TemplateEvaluator, value: &JinjaValue) -> JinjaResult<Arc<str>> {
+    match value {
+        JinjaValue::Bytes(bytes) => std::str::from_utf8(bytes)
+            .map(Arc::from)
+            .map_err(|_| JinjaError::unsupported("URLs of other bytes than UTF-8")),
+        _ => evaluator.str_of(value),
+    }
+}
+
 /// Percent-encodes a value for a URL; in a query string, a space becomes `+` and `/` is encoded too.
 fn url_quoted(
     evaluator: &mut TemplateEvaluator,
     value: &JinjaValue,
     in_query: bool,
 ) -> JinjaResult<String> {
-    let bytes;
-    let text = match value {
-        JinjaValue::Bytes(raw) => {
-            bytes = String::from_utf8(raw.to_vec())
-                .map_err(|_| JinjaError::unsupported("URLs of other bytes than UTF-8"))?;
-            bytes.into()
-        }
-        _ => evaluator.str_of(value)?,
-    };
+    let text = url_text(evaluator, value)?;
     evaluator.charge(text.len().saturating_mul(3))?;
     let mut out = String::with_capacity(text.len());
     for c in text.chars() {

@@ -51,28 +51,41 @@ pub(crate) fn stable_sort(
     while width < values.len() {
         let mut merged = Vec::with_capacity(values.len());
         for run in values.chunks(2 * width) {
-            let (mut left, mut right) = run.split_at(width.min(run.len()));
-            while let ([a, rest_left @ ..], [b, rest_right @ ..]) = (left, right) {
-                let takes_right = if is_reversed {
-                    is_less(evaluator, &a.key, &b.key)?
-                } else {
-                    is_less(evaluator, &b.key, &a.key)?
-                };
-                if takes_right {
-                    merged.push(b.clone());
-                    right = rest_right;
-                } else {
-                    merged.push(a.clone());
-                    left = rest_left;
-                }
-            }
-            merged.extend_from_slice(left);
-            merged.extend_from_slice(right);
+            let (left, right) = run.split_at(width.min(run.len()));
+            merge_runs(evaluator, left, right, is_reversed, &mut merged)?;
         }
         values = merged;
         width *= 2;
     }
     Ok(values)
+}
+
+/// Appends the values of two sorted runs in sorted order. Of values with equal keys, those of `left` come
+/// first.
+fn merge_runs(
+    evaluator: &mut TemplateEvaluator,
+    mut left: &[ValueWithSortKey],
+    mut right: &[ValueWithSortKey],
+    is_reversed: bool,
+    merged: &mut Vec<ValueWithSortKey>,
+) -> JinjaResult<()> {
+    while let ([a, rest_left @ ..], [b, rest_right @ ..]) = (left, right) {
+        let takes_right = if is_reversed {
+            is_less(evaluator, &a.key, &b.key)?
+        } else {
+            is_less(evaluator, &b.key, &a.key)?
+        };
+        if takes_right {
+            merged.push(b.clone());
+            right = rest_right;
+        } else {
+            merged.push(a.clone());
+            left = rest_left;
+        }
+    }
+    merged.extend_from_slice(left);
+    merged.extend_from_slice(right);
+    Ok(())
 }
 
 fn list_of(values: Vec<ValueWithSortKey>) -> JinjaResult<JinjaValue> {

@@ -94,6 +94,18 @@ impl LineWrapper {
         (count >= 2 && self.is_at(index + count, is_word)).then_some(index + count)
     }
 
+    /// Whether the character at `index` is a hyphen after which a line may break. On each side of it must be
+    /// two letters, which may be separated by another hyphen.
+    fn is_breakable_hyphen(&self, index: usize) -> bool {
+        let after_letters = self.is_before(index, 1, is_letter)
+            && (self.is_before(index, 2, is_letter)
+                || self.is_before(index, 2, |c| c == '-') && self.is_before(index, 3, is_letter));
+        let before_letters = self.is_at(index + 1, is_letter)
+            && (self.is_at(index + 2, is_letter)
+                || self.is_at(index + 2, |c| c == '-') && self.is_at(index + 3, is_letter));
+        self.is_at(index, |c| c == '-') && after_letters && before_letters
+    }
+
     /// Returns the end of the word that begins at `start`.
     fn word_end(&self, start: usize) -> usize {
         if !self.break_hyphens {
@@ -108,13 +120,7 @@ impl LineWrapper {
         }
         let mut at = start + 1;
         loop {
-            let after_letters = self.is_before(at, 1, is_letter)
-                && (self.is_before(at, 2, is_letter)
-                    || self.is_before(at, 2, |c| c == '-') && self.is_before(at, 3, is_letter));
-            let before_letters = self.is_at(at + 1, is_letter)
-                && (self.is_at(at + 2, is_letter)
-                    || self.is_at(at + 2, |c| c == '-') && self.is_at(at + 3, is_letter));
-            if self.is_at(at, |c| c == '-') && after_letters && before_letters {
+            if self.is_breakable_hyphen(at) {
                 return at + 1;
             }
             if at >= self.characters.len() || self.is_at(at, is_break_space) {
