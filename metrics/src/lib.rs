@@ -177,10 +177,7 @@ impl ServerMetrics {
             queue: QueueMetrics::new(&families)?,
             grammar_series: GrammarMetrics::new(&families, &grammar)?,
             grammar,
-            block_lifetimes: config
-                .block_lifetimes
-                .then(|| BlockLifetimeMetrics::new(&families))
-                .transpose()?,
+            block_lifetimes: block_lifetime_metrics(&families, config)?,
             deferred: AtomicU64::new(0),
             kv_events: (0..families.replicas()).map(|_| Arc::default()).collect(),
             kv_event_series: kv_event_metrics::KvEventMetrics::new(&families)?,
@@ -234,4 +231,12 @@ impl ServerMetrics {
         self.unused.update();
         self.registry.gather()
     }
+}
+
+/// Registers the lifetime histograms of evicted KV blocks, if the configuration enables them.
+fn block_lifetime_metrics(
+    families: &MetricRegistrar<'_>,
+    config: &MetricsConfig,
+) -> Result<Option<BlockLifetimeMetrics>, prometheus::Error> {
+    config.block_lifetimes.then(|| BlockLifetimeMetrics::new(families)).transpose()
 }

@@ -64,6 +64,13 @@ const HOSTILE: &[HostileOutput] = &[
     HostileOutput { begin: "<｜tool▁call▁begin｜>time<｜tool▁sep｜>", unit: "{\"a\":" },
     HostileOutput { begin: "", unit: "</thin" },
     HostileOutput { begin: "", unit: "<think>" },
+    HostileOutput { begin: "", unit: "<|start|>assistant to=functions.x" },
+    HostileOutput { begin: "", unit: "<|channel|>final<|message|>a<|end|>" },
+    HostileOutput {
+        begin: "",
+        unit: "<|channel|>commentary to=functions.time<|message|>{}<|call|>",
+    },
+    HostileOutput { begin: "<|channel|>commentary to=functions.time<|message|>", unit: "{\"a\":" },
     HostileOutput { begin: "", unit: " " },
 ];
 

@@ -31,11 +31,14 @@ const FORMATS: &str = "
 | FP8 e4m3, scales per block of 128 × 128 | `fp8` with `weight_block_size: [128, 128]`, also with `scale_fmt: ue8m0`; `compressed-tensors` with `strategy: block` | yes | yes | emulated |
 | FP8 e4m3, scales per output channel | `compressed-tensors` with `strategy: channel`; `modelopt` with `FP8_PER_CHANNEL_PER_TOKEN` | yes | yes | emulated |
 | FP8 e4m3, one scale per weight | `fp8` without `weight_block_size`; `compressed-tensors` with `strategy: tensor`; `modelopt` with `FP8` | yes | yes | emulated |
+| MXFP4, experts of gpt-oss | `mxfp4` | dequantised to 16 bits (f32 with `--dtype float32`) when loaded | as on the CPU | emulated |
 
 The column `config.json` names the `quant_method` of `quantization_config`; `hf_quant_config.json` of ModelOpt is read as well. `compressed-tensors` may have several
 groups, which select layers by name, regular expression or the class `Linear`. Scales of activations are dynamic, or static (`activation_scheme: static`, `dynamic: false`);
 static ones need weights with one scale, or with one per output channel. Dynamic scales of weights with one scale are computed per token, or per 128 inputs of a token where cuBLASLt multiplies by block scales. GPUs quantise activations of more than 16 tokens; fewer tokens, most
 experts on NVIDIA GPUs, and the CPU multiply by dequantised weights. An FP8 KV cache (`--kv-cache-dtype fp8`) uses the stored scales `k_scale` and `v_scale`; of scales per head, the largest.
+
+On GPUs, layers with sliding windows or attention sinks, and layers with heads of more than 128 channels, use a reference attention kernel, which is slow.
 
 Weights are safetensors files, in one file or with an index. `--dtype` selects f32, bf16 or f16 for activations; the default is the type in
 `config.json`. \"Emulated\" means that kernels are compiled for gfx942 and gfx950, that the same sources run in a SIMT emulator on the host, and that their machine code runs in an emulator of both GPUs; no AMD GPU has run them

@@ -9,13 +9,14 @@
 
 use super::*;
 use grammar::DecodingGuide;
+use grammar::sync::check_interleavings;
 use kvcache::KvConfig;
 use metrics::MetricsConfig;
 use protocol::{KvSpec, SamplingParams};
 use scheduler::RejectReason;
 use shuttle::future::block_on;
 use shuttle::sync::mpsc;
-use shuttle::{check_random, thread};
+use shuttle::thread;
 use std::collections::BTreeMap;
 use std::future::poll_fn;
 use std::time::Duration;
@@ -223,65 +224,59 @@ fn abort_once_in_flight(harness: &ClientHarness, client_id: &str) {
 
 #[test]
 fn request_finishes_once_under_racing_aborts() {
-    check_random(
-        || {
-            let harness = Arc::new(ClientHarness::new());
-            let threads = harness.start_threads();
-            let spawn = |work: fn(&ClientHarness)| {
-                let harness = Arc::clone(&harness);
-                thread::spawn(move || work(&harness))
-            };
-            let clients = [
-                spawn(|harness| {
-                    let ends = read(harness.submit("finished", &[2, 1]), 2);
-                    assert_eq!(ends, [(2, FinishReason::Length), (1, FinishReason::Length)]);
-                }),
-                spawn(|harness| drop_early(harness.submit("dropped", &[ENDLESS]))),
-                spawn(|harness| {
-                    let ends = read(harness.submit("aborted", &[ENDLESS]), 1);
-                    assert_eq!(ends[0].1, FinishReason::Abort(AbortCause::Operator));
-                }),
-                spawn(|harness| abort_once_in_flight(harness, "aborted")),
-            ];
-            for client in clients {
-                client.join().unwrap();
-            }
-            harness.assert_empty(threads);
-        },
-        INTERLEAVINGS,
-    );
+    check_interleavings(INTERLEAVINGS, || {
+        let harness = Arc::new(ClientHarness::new());
+        let threads = harness.start_threads();
+        let spawn = |work: fn(&ClientHarness)| {
+            let harness = Arc::clone(&harness);
+            thread::spawn(move || work(&harness))
+        };
+        let clients = [
+            spawn(|harness| {
+                let ends = read(harness.submit("finished", &[2, 1]), 2);
+                assert_eq!(ends, [(2, FinishReason::Length), (1, FinishReason::Length)]);
+            }),
+            spawn(|harness| drop_early(harness.submit("dropped", &[ENDLESS]))),
+            spawn(|harness| {
+                let ends = read(harness.submit("aborted", &[ENDLESS]), 1);
+                assert_eq!(ends[0].1, FinishReason::Abort(AbortCause::Operator));
+            }),
+            spawn(|harness| abort_once_in_flight(harness, "aborted")),
+        ];
+        for client in clients {
+            client.join().unwrap();
+        }
+        harness.assert_empty(threads);
+    });
 }
 
 #[test]
 fn deferred_submit_is_sent_once_or_finished() {
-    check_random(
-        || {
-            let harness = ClientHarness::new();
-            let threads = harness.start_threads();
-            let client = harness.client.clone();
-            let operator = thread::spawn(move || client.abort_by_client_id(|id| id == "deferred"));
-            let outcomes: [fn(DeferredRequests); 3] = [
-                release,
-                |deferred| deferred.reject(&RejectReason::EmptyPrompt),
-                drop::<DeferredRequests>,
-            ];
-            let streams = outcomes.map(|outcome| {
-                let (stream, deferred) = harness.submit_deferred("deferred", &[2, 1]);
-                (thread::spawn(move || outcome(deferred)), thread::spawn(move || read(stream, 2)))
-            });
-            let (dropped, deferred) = harness.submit_deferred("dropped", &[ENDLESS]);
-            let compiler = thread::spawn(move || release(deferred));
-            drop(dropped);
+    check_interleavings(INTERLEAVINGS, || {
+        let harness = ClientHarness::new();
+        let threads = harness.start_threads();
+        let client = harness.client.clone();
+        let operator = thread::spawn(move || client.abort_by_client_id(|id| id == "deferred"));
+        let outcomes: [fn(DeferredRequests); 3] = [
+            release,
+            |deferred| deferred.reject(&RejectReason::EmptyPrompt),
+            drop::<DeferredRequests>,
+        ];
+        let streams = outcomes.map(|outcome| {
+            let (stream, deferred) = harness.submit_deferred("deferred", &[2, 1]);
+            (thread::spawn(move || outcome(deferred)), thread::spawn(move || read(stream, 2)))
+        });
+        let (dropped, deferred) = harness.submit_deferred("dropped", &[ENDLESS]);
+        let compiler = thread::spawn(move || release(deferred));
+        drop(dropped);
+        compiler.join().unwrap();
+        for (compiler, reader) in streams {
             compiler.join().unwrap();
-            for (compiler, reader) in streams {
-                compiler.join().unwrap();
-                reader.join().unwrap();
-            }
-            operator.join().unwrap();
-            harness.assert_empty(threads);
-        },
-        INTERLEAVINGS,
-    );
+            reader.join().unwrap();
+        }
+        operator.join().unwrap();
+        harness.assert_empty(threads);
+    });
 }
 
 /// Starts two clients whose requests end only when they are aborted; the requests of one client are deferred
@@ -305,70 +300,61 @@ fn endless(harness: &Arc<ClientHarness>, finish: &FinishReason) -> [thread::Join
 
 #[test]
 fn all_requests_finish_when_the_engine_stops() {
-    check_random(
-        || {
-            let harness = Arc::new(ClientHarness::new());
-            let threads = harness.start_threads();
-            let clients = endless(&harness, &ENGINE_UNAVAILABLE);
-            // Stop the engine while requests are running, then finish all streams, as `EngineLoop::fail`
-            // does.
-            harness.inbox.push(EngineMessage::Stop);
-            drop(threads.engine.join().unwrap());
-            harness.client.close(&ENGINE_UNAVAILABLE);
-            threads.fan_out.join().unwrap();
-            for client in clients {
-                client.join().unwrap();
-            }
-            let admission = harness.client.admission();
-            assert_eq!((admission.requests(), admission.prefill_tokens()), (0, 0));
-            assert_eq!(harness.client.requests_in_flight(), 0);
-        },
-        INTERLEAVINGS,
-    );
+    check_interleavings(INTERLEAVINGS, || {
+        let harness = Arc::new(ClientHarness::new());
+        let threads = harness.start_threads();
+        let clients = endless(&harness, &ENGINE_UNAVAILABLE);
+        // Stop the engine while requests are running, then finish all streams, as `EngineLoop::fail`
+        // does.
+        harness.inbox.push(EngineMessage::Stop);
+        drop(threads.engine.join().unwrap());
+        harness.client.close(&ENGINE_UNAVAILABLE);
+        threads.fan_out.join().unwrap();
+        for client in clients {
+            client.join().unwrap();
+        }
+        let admission = harness.client.admission();
+        assert_eq!((admission.requests(), admission.prefill_tokens()), (0, 0));
+        assert_eq!(harness.client.requests_in_flight(), 0);
+    });
 }
 
 #[test]
 fn expired_drain_also_finishes_late_submits() {
-    check_random(
-        || {
-            let harness = Arc::new(ClientHarness::new());
-            let threads = harness.start_threads();
-            let drain = FinishReason::Abort(AbortCause::Shutdown);
-            let clients = endless(&harness, &drain);
-            harness.client.close(&drain);
-            for client in clients {
-                client.join().unwrap();
-            }
-            harness.assert_empty(threads);
-        },
-        INTERLEAVINGS,
-    );
+    check_interleavings(INTERLEAVINGS, || {
+        let harness = Arc::new(ClientHarness::new());
+        let threads = harness.start_threads();
+        let drain = FinishReason::Abort(AbortCause::Shutdown);
+        let clients = endless(&harness, &drain);
+        harness.client.close(&drain);
+        for client in clients {
+            client.join().unwrap();
+        }
+        harness.assert_empty(threads);
+    });
 }
 
 #[test]
 fn inbox_loses_no_item_and_no_wakeup() {
-    check_random(
-        || {
-            let inbox = Arc::new(BulkInbox::default());
-            let writers = [0, 10, 20].map(|first| {
-                let inbox = Arc::clone(&inbox);
-                thread::spawn(move || {
-                    inbox.push(first);
-                    inbox.push_all([first + 1, first + 2]);
-                })
-            });
-            let mut taken: Vec<i32> = Vec::new();
-            while taken.len() < 9 {
-                inbox.drain(&mut taken, Duration::from_secs(1));
-            }
-            for writer in writers {
-                writer.join().unwrap();
-            }
-            for first in [0, 10, 20] {
-                let of_one = taken.iter().filter(|item| **item / 10 * 10 == first);
-                assert!(of_one.copied().eq(first..first + 3), "{taken:?}");
-            }
-        },
-        INTERLEAVINGS,
-    );
+    check_interleavings(INTERLEAVINGS, || {
+        let inbox = Arc::new(BulkInbox::default());
+        let writers = [0, 10, 20].map(|first| {
+            let inbox = Arc::clone(&inbox);
+            thread::spawn(move || {
+                inbox.push(first);
+                inbox.push_all([first + 1, first + 2]);
+            })
+        });
+        let mut taken: Vec<i32> = Vec::new();
+        while taken.len() < 9 {
+            inbox.drain(&mut taken, Duration::from_secs(1));
+        }
+        for writer in writers {
+            writer.join().unwrap();
+        }
+        for first in [0, 10, 20] {
+            let of_one = taken.iter().filter(|item| **item / 10 * 10 == first);
+            assert!(of_one.copied().eq(first..first + 3), "{taken:?}");
+        }
+    });
 }

@@ -230,14 +230,12 @@ impl ExecutorManager {
         epoch: Epoch,
         events: &Sender<SupervisorEvent>,
     ) -> Result<(), ExecutorRestartFailure> {
-        let system =
-            |text: String| ExecutorRestartFailure { failure: RestartFailureKind::System, text };
         let began = Instant::now();
         let group = self.index_of(replica);
         let replica = Replica(self.groups[group].replicas().start);
         let blocks_max = self.blocks.unwrap_or(u32::MAX);
         let started = self.groups[group].start(epoch);
-        let started = started.map_err(|error| system(format!("{error:#}")))?;
+        let started = started.map_err(|error| system_failure(format!("{error:#}")))?;
         let (start, events) = (self.start_config(group, epoch), events.clone());
         let bring_up = move || {
             let outcome = started.bring_up(start, blocks_max);
@@ -253,7 +251,7 @@ impl ExecutorManager {
             });
         };
         let thread = thread::Builder::new().name("executor-start".to_owned()).spawn(bring_up);
-        thread.map(drop).map_err(|error| system(error.to_string()))
+        thread.map(drop).map_err(|error| system_failure(error.to_string()))
     }
 
     /// Waits up to `timeout` for executors that have been commanded to stop, then kills them. Groups for
@@ -278,4 +276,9 @@ impl ExecutorManager {
             remote_nodes.registry.wait_until_disconnected(time_left());
         }
     }
+}
+
+/// Returns the failure of a restart for which no process, thread or file descriptor is available.
+fn system_failure(text: String) -> ExecutorRestartFailure {
+    ExecutorRestartFailure { failure: RestartFailureKind::System, text }
 }

@@ -96,8 +96,7 @@ impl KvEventEncoder {
     fn array(&self, out: &mut Vec<u8>, event: &KvEvent) -> io::Result<()> {
         match event {
             KvEvent::Stored { hashes, parent, tokens, extra_keys, group } => {
-                write_array_len(out, 12)?;
-                write_str(out, "BlockStored")?;
+                write_array_start(out, 12, "BlockStored")?;
                 write_hashes(out, hashes)?;
                 write_parent(out, *parent)?;
                 self.write_tokens(out, tokens)?;
@@ -111,17 +110,13 @@ impl KvEventEncoder {
                 Ok(write_nil(out)?) // kv_cache_spec_sliding_window: no group has one
             }
             KvEvent::Removed { hashes, group } => {
-                write_array_len(out, 4)?;
-                write_str(out, "BlockRemoved")?;
+                write_array_start(out, 4, "BlockRemoved")?;
                 write_hashes(out, hashes)?;
                 write_str(out, self.medium)?;
                 write_uint(out, (*group).into())?;
                 Ok(())
             }
-            KvEvent::Cleared => {
-                write_array_len(out, 1)?;
-                Ok(write_str(out, "AllBlocksCleared")?)
-            }
+            KvEvent::Cleared => write_array_start(out, 1, "AllBlocksCleared"),
         }
     }
 
@@ -133,6 +128,12 @@ impl KvEventEncoder {
         }
         Ok(())
     }
+}
+
+/// Writes the start of an event array: its length `len`, and its first element, the type of the event.
+fn write_array_start(out: &mut Vec<u8>, len: u32, event_type: &str) -> io::Result<()> {
+    write_array_len(out, len)?;
+    Ok(write_str(out, event_type)?)
 }
 
 fn write_key_value(out: &mut Vec<u8>, key: &str, value: &str) -> io::Result<()> {

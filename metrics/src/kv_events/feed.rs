@@ -141,9 +141,7 @@ impl KvEventFeed {
     pub fn flush(&mut self) {
         if self.backlog.is_some() {
             self.add_to_backlog();
-            let FeedLimits { batches, bytes } = self.limits;
-            let queued = self.counters.queue_depth.load(Ordering::Relaxed);
-            if queued > batches as u64 / 2 || self.queued_bytes() > bytes / 2 {
+            if self.is_more_than_half_full() {
                 return;
             }
         }
@@ -185,6 +183,13 @@ impl KvEventFeed {
             self.counters.queue_bytes.fetch_sub(bytes, Ordering::Relaxed);
         }
         sent
+    }
+
+    /// Whether less than half of the queue is free.
+    fn is_more_than_half_full(&self) -> bool {
+        let FeedLimits { batches, bytes } = self.limits;
+        let queued = self.counters.queue_depth.load(Ordering::Relaxed);
+        queued > batches as u64 / 2 || self.queued_bytes() > bytes / 2
     }
 
     fn queued_bytes(&self) -> u64 {

@@ -129,7 +129,7 @@ def gpu_case(build, new, model, arguments, folder):
 
 def gpu(build, new, arguments, folder):
     os.environ["XDG_CACHE_HOME"] = str(folder / f"cache-{build.name}")
-    for model in arguments.models.split(","):
+    for model in filter(None, arguments.models.split(",")):
         yield from gpu_case(build, new, model, arguments, folder)
     yield start_from_files(build, new, arguments.files, arguments, folder)
 
@@ -191,7 +191,7 @@ def main():
     parser.add_argument("new", type=pathlib.Path)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--within", type=float, default=2.0, help="percent by which a figure may be worse")
-    parser.add_argument("--models", default=GPU_MODELS)
+    parser.add_argument("--models", default=GPU_MODELS, help="empty: only starts from files")
     parser.add_argument("--levels", default="1,64,256")
     parser.add_argument("--files", default="qwen3-0.6b", help="shape whose checkpoint is written and started from")
     parser.add_argument("--device", help="default: cpu or cuda")

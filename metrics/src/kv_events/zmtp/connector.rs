@@ -29,22 +29,7 @@ impl CollectorConnector {
         let (streams_tx, streams_rx) = sync_channel(1);
         let connect = move || {
             while requests_rx.recv().is_ok() {
-                let mut backoff = RETRY_FIRST;
-                let stream = loop {
-                    // Wait before the first attempt as well, because a collector may close every connection
-                    // that it accepts.
-                    thread::sleep(backoff);
-                    match address.connect() {
-                        Ok(stream) => break stream,
-                        Err(error) => {
-                            tracing::debug!(%error, "KV events: the collector is not reachable");
-                        }
-                    }
-                    if requests_rx.try_recv() == Err(TryRecvError::Disconnected) {
-                        return;
-                    }
-                    backoff = (2 * backoff).min(RETRY_MAX);
-                };
+                let Some(stream) = connect_with_retries(&address, &requests_rx) else { return };
                 if streams_tx.send(stream).is_err() {
                     return;
                 }
@@ -65,5 +50,24 @@ impl CollectorConnector {
         let stream = self.streams.try_recv().ok()?;
         self.is_requested = false;
         Some(stream)
+    }
+}
+
+/// Attempts to connect to the collector until an attempt succeeds; returns `None` if the handle, which sends
+/// `requests`, is dropped.
+fn connect_with_retries(address: &PeerAddress, requests: &Receiver<()>) -> Option<PeerStream> {
+    let mut backoff = RETRY_FIRST;
+    loop {
+        // Wait before the first attempt as well, because a collector may close every connection that it
+        // accepts.
+        thread::sleep(backoff);
+        match address.connect() {
+            Ok(stream) => return Some(stream),
+            Err(error) => tracing::debug!(%error, "KV events: the collector is not reachable"),
+        }
+        if requests.try_recv() == Err(TryRecvError::Disconnected) {
+            return None;
+        }
+        backoff = (2 * backoff).min(RETRY_MAX);
     }
 }
