@@ -4,6 +4,9 @@
 use serde::{Deserialize, Serialize};
 
 /// KV cache layout of a model, as far as the scheduler needs it.
+///
+/// All groups share one pool of blocks: a block stores `block_tokens` positions of the layers of whichever
+/// group it is allocated to. The first group has the kind `Full` or `Mla`, unless all groups are windows.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct KvSpec {
     /// Token positions per block.
@@ -19,7 +22,7 @@ pub struct KvGroup {
     pub layers: Vec<u16>,
     /// Kind of state that is stored per token, such as keys and values.
     pub kind: KvKind,
-    /// Bytes of one block over all layers of the group, on one rank.
+    /// Bytes that the layers of the group store in one block, on one rank.
     pub bytes_per_block: u64,
 }
 
@@ -31,11 +34,78 @@ pub enum KvKind {
     /// MLA: compressed KV of every position.
     #[serde(rename = "Latent")]
     Mla,
+    /// Sliding window: keys and values of the last `tokens` positions. A query attends to the key of its own
+    /// position and to the `tokens - 1` keys before it; earlier keys are never read again.
+    Window {
+        /// Number of keys to which a query attends.
+        tokens: u32,
+    },
+}
+
+impl KvKind {
+    /// Returns the window of the group; `None` if all positions are kept.
+    pub const fn window(self) -> Option<u32> {
+        match self {
+            Self::Full | Self::Mla => None,
+            Self::Window { tokens } => Some(tokens),
+        }
+    }
+
+    /// Returns the lowest position that the query at `position` reads.
+    pub const fn first_read(self, position: u32) -> u32 {
+        match self {
+            Self::Full | Self::Mla => 0,
+            Self::Window { tokens } => (position + 1).saturating_sub(tokens),
+        }
+    }
 }
 
 impl KvSpec {
-    /// Returns the bytes of one block over all groups, on one rank.
+    /// Returns the bytes of one block of the pool, on one rank: those of the group that stores most.
     pub fn bytes_per_block(&self) -> u64 {
-        self.groups.iter().map(|g| g.bytes_per_block).sum()
+        self.groups.iter().map(|g| g.bytes_per_block).max().unwrap_or(0)
+    }
+
+    /// Returns the largest number of blocks that a request of `len` tokens holds in all groups at a time, if
+    /// at most `in_flight` of its tokens are in flight, that is, in steps whose outputs have not been applied.
+    pub fn blocks_of_request(&self, len: u32, in_flight: u32) -> u32 {
+        let of_group = |group: &KvGroup| group.blocks_of_request(len, in_flight, self.block_tokens);
+        self.groups.iter().map(of_group).fold(0, u32::saturating_add)
+    }
+}
+
+impl KvGroup {
+    /// Returns the largest number of blocks of this group that a request of `len` tokens holds at a time, if at
+    /// most `in_flight` of its tokens are in flight.
+    pub fn blocks_of_request(&self, len: u32, in_flight: u32, block_tokens: u32) -> u32 {
+        let all = len.div_ceil(block_tokens);
+        self.kind.window().map_or(all, |window| {
+            // One block more at each end: rows begin within a block, and the first key is that of the last block boundary.
+            let positions = (window - 1).saturating_add(in_flight);
+            all.min(positions.div_ceil(block_tokens) + 2)
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn spec(kinds: &[KvKind]) -> KvSpec {
+        let group = |&kind| KvGroup { layers: vec![0], kind, bytes_per_block: 96 };
+        KvSpec { block_tokens: 16, groups: kinds.iter().map(group).collect() }
+    }
+
+    #[test]
+    fn windows_bound_the_blocks_of_a_request() {
+        let window = KvKind::Window { tokens: 128 };
+        let gpt_oss = spec(&[KvKind::Full, window]);
+        assert_eq!(gpt_oss.blocks_of_request(32_768, 1), 2048 + 10);
+        assert_eq!(gpt_oss.blocks_of_request(32_768, 2048), 2048 + 138);
+        assert_eq!(gpt_oss.blocks_of_request(100, 2048), 14);
+        assert_eq!(gpt_oss.bytes_per_block(), 96);
+        assert_eq!(spec(&[KvKind::Full]).blocks_of_request(100, 7), 7);
+        assert_eq!([0, 126, 127, 128, 500].map(|p| window.first_read(p)), [0, 0, 0, 1, 373]);
+        assert_eq!(KvKind::Mla.first_read(500), 0);
     }
 }

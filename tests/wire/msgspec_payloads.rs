@@ -3,7 +3,7 @@
 
 use metrics::kv_events::KvEventFormat;
 use metrics::kv_events::{DecodedKvEvent, ExternalBlockHash, KvEventEncoder, decode};
-use protocol::{BlockHash, ExtraKey, KvEvent};
+use protocol::{BlockHash, ExtraKey, KvEvent, KvKind};
 
 /// Hash of a KV block with the token ids [1, 2, 3, 4].
 const A: BlockHash = BlockHash(8_356_527_653_647_720_045);
@@ -70,7 +70,7 @@ fn array_events_have_every_field() {
 
 #[test]
 fn optional_keys_are_written_in_order_or_left_out() {
-    let full = KvEventEncoder { kinds: vec!["full_attention"], ..encoder(KvEventFormat::Map) };
+    let full = KvEventEncoder { kinds: vec![KvKind::Full], ..encoder(KvEventFormat::Map) };
     let salted = KvEvent::Stored {
         hashes: vec![A, BlockHash(300)],
         parent: Some(BlockHash(7)),
@@ -93,6 +93,29 @@ fn optional_keys_are_written_in_order_or_left_out() {
     assert_eq!(back.parent_block_hash, Some(ExternalBlockHash::Number(7)));
     assert_eq!(back.extra_keys.unwrap(), [Some(vec!["s".into()]), None]);
     assert_eq!(back.kv_cache_spec_kind.as_deref(), Some("full_attention"));
+}
+
+#[test]
+fn window_groups_have_their_kind_and_window() {
+    for format in [KvEventFormat::Map, KvEventFormat::Array] {
+        let kinds = vec![KvKind::Full, KvKind::Window { tokens: 128 }];
+        let hybrid = KvEventEncoder { kinds, ..encoder(format) };
+        let KvEvent::Stored { hashes, parent, tokens, extra_keys, .. } = stored() else { return };
+        let of_group = |group| {
+            let (hashes, tokens, extra_keys) = (hashes.clone(), tokens.clone(), extra_keys.clone());
+            let event = KvEvent::Stored { hashes, parent, tokens, extra_keys, group };
+            let bytes = hybrid.batch(1.5, &[event]).unwrap();
+            match decode(&bytes).unwrap().events.remove(0) {
+                DecodedKvEvent::BlockStored(stored) => stored,
+                other => panic!("{other:?}"),
+            }
+        };
+        let [full, window] = [of_group(0), of_group(1)];
+        assert_eq!((full.group_idx, full.kv_cache_spec_sliding_window), (Some(0), None));
+        assert_eq!(full.kv_cache_spec_kind.as_deref(), Some("full_attention"));
+        assert_eq!((window.group_idx, window.kv_cache_spec_sliding_window), (Some(1), Some(128)));
+        assert_eq!(window.kv_cache_spec_kind.as_deref(), Some("sliding_window"));
+    }
 }
 
 #[test]

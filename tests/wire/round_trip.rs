@@ -78,7 +78,7 @@ fn encoder(format: KvEventFormat) -> KvEventEncoder {
         rank: 3,
         block_tokens: BLOCK_TOKENS,
         medium: "GPU",
-        kinds: vec!["full_attention"],
+        kinds: vec![protocol::KvKind::Full],
         token_ids: true,
     }
 }

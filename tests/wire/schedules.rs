@@ -66,7 +66,7 @@ impl InterleavingServer {
             rank: 0,
             block_tokens: BLOCK_TOKENS,
             medium: "GPU",
-            kinds: vec!["full_attention"],
+            kinds: vec![protocol::KvKind::Full],
             token_ids: !rng.one_in(8),
         };
         let mut journal = EventJournal::new(encoder, clock, rng.below(12) as usize);

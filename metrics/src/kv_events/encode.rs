@@ -2,7 +2,7 @@
 //! earlier versions.
 
 use super::config::KvEventFormat;
-use protocol::{BlockHash, ExtraKey, KvEvent, Token};
+use protocol::{BlockHash, ExtraKey, KvEvent, KvKind, Token};
 use rmp::encode::{write_array_len, write_f64, write_map_len, write_nil, write_str, write_uint};
 use std::io;
 
@@ -21,8 +21,8 @@ pub struct KvEventEncoder {
     pub block_tokens: u32,
     /// Storage medium of the blocks: `GPU` for the primary tier of any device.
     pub medium: &'static str,
-    /// Attention kind of each KV cache group, in vLLM's terms; omitted for groups beyond the list.
-    pub kinds: Vec<&'static str>,
+    /// Kind of each KV cache group; omitted from events of groups beyond the list.
+    pub kinds: Vec<KvKind>,
     /// Whether events include token ids.
     pub token_ids: bool,
 }
@@ -48,9 +48,11 @@ impl KvEventEncoder {
     fn map(&self, out: &mut Vec<u8>, event: &KvEvent) -> io::Result<()> {
         match event {
             KvEvent::Stored { hashes, parent, tokens, extra_keys, group } => {
-                let kind = self.kinds.get(usize::from(*group));
+                let kind = self.kinds.get(usize::from(*group)).copied();
+                let window = kind.and_then(KvKind::window);
                 let extra = has_extra_keys(extra_keys);
-                let keys = 9 + u16::from(extra) + u16::from(kind.is_some());
+                let optional = [extra, kind.is_some(), window.is_some()];
+                let keys = 9 + optional.into_iter().filter(|present| *present).count() as u16;
                 out.push(MAP_16);
                 out.extend(keys.to_be_bytes());
                 write_key_value(out, "type", "BlockStored")?;
@@ -73,7 +75,14 @@ impl KvEventEncoder {
                 }
                 write_str(out, "group_idx")?;
                 write_uint(out, (*group).into())?;
-                kind.map_or(Ok(()), |kind| write_key_value(out, "kv_cache_spec_kind", kind))
+                if let Some(kind) = kind {
+                    write_key_value(out, "kv_cache_spec_kind", kind_name(kind))?;
+                }
+                if let Some(window) = window {
+                    write_str(out, "kv_cache_spec_sliding_window")?;
+                    write_uint(out, window.into())?;
+                }
+                Ok(())
             }
             KvEvent::Removed { hashes, group } => {
                 write_map_len(out, 4)?;
@@ -106,8 +115,13 @@ impl KvEventEncoder {
                 write_lora(out, extra_keys)?;
                 write_extra_keys_or_nil(out, extra_keys)?;
                 write_uint(out, (*group).into())?;
-                write_str_or_nil(out, self.kinds.get(usize::from(*group)).copied())?;
-                Ok(write_nil(out)?) // kv_cache_spec_sliding_window: no group has one
+                let kind = self.kinds.get(usize::from(*group)).copied();
+                write_str_or_nil(out, kind.map(kind_name))?;
+                match kind.and_then(KvKind::window) {
+                    Some(window) => write_uint(out, window.into())?,
+                    None => write_nil(out)?,
+                }
+                Ok(())
             }
             KvEvent::Removed { hashes, group } => {
                 write_array_start(out, 4, "BlockRemoved")?;
@@ -127,6 +141,15 @@ impl KvEventEncoder {
             write_uint(out, token.into())?;
         }
         Ok(())
+    }
+}
+
+/// Attention kind of a KV cache group, in vLLM's terms.
+const fn kind_name(kind: KvKind) -> &'static str {
+    match kind {
+        KvKind::Full => "full_attention",
+        KvKind::Mla => "mla_attention",
+        KvKind::Window { .. } => "sliding_window",
     }
 }
 

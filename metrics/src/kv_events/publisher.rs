@@ -11,7 +11,7 @@ use super::publisher_counters::{PublisherCounters, count};
 use super::replay_socket::{ReplayContext, ReplaySocket};
 use super::sockets::{self, PublisherSockets, SocketError};
 use super::source::KvEventPublisherInfo;
-use protocol::{KvEvent, KvKind, KvSpec};
+use protocol::{KvEvent, KvSpec};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::io::{self, Read};
 use std::os::unix::net::UnixStream;
@@ -68,7 +68,7 @@ impl BoundPublisher {
             rank: topic_fields.rank,
             block_tokens: spec.block_tokens,
             medium: PRIMARY_MEDIUM,
-            kinds: spec.groups.iter().map(|group| kind_name(group.kind)).collect(),
+            kinds: spec.groups.iter().map(|group| group.kind).collect(),
             token_ids: config.token_ids,
         };
         let journal = EventJournal::new(encoder, topic_fields.epoch, config.buffer_steps);
@@ -117,14 +117,6 @@ impl BoundPublisher {
 /// Limits of the publisher's queue.
 fn feed_limits(config: &KvEventsConfig) -> FeedLimits {
     FeedLimits { batches: config.max_queue_size, bytes: config.max_queue_bytes }
-}
-
-/// Attention kind of a KV cache group, in vLLM's terms.
-fn kind_name(kind: KvKind) -> &'static str {
-    match kind {
-        KvKind::Full => "full_attention",
-        KvKind::Mla => "mla_attention",
-    }
 }
 
 /// Handle to a running publisher. The publisher ends when its feed is dropped.
