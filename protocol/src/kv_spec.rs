@@ -80,7 +80,8 @@ impl KvGroup {
     pub fn blocks_of_request(&self, len: u32, in_flight: u32, block_tokens: u32) -> u32 {
         let all = len.div_ceil(block_tokens);
         self.kind.window().map_or(all, |window| {
-            // One block more at each end: rows begin within a block, and the first key is that of the last block boundary.
+            // One block more at each end: rows begin within a block, and the first key is that of the query
+            // at the last block boundary.
             let positions = (window - 1).saturating_add(in_flight);
             all.min(positions.div_ceil(block_tokens) + 2)
         })
