@@ -288,8 +288,8 @@ impl KvCache {
         hit.blocks = hit.wanted;
     }
 
-    /// Shortens a hit to a prefix whose windows each window group has. Returns whether it became shorter; the
-    /// other groups then have to be asked again.
+    /// Shortens a hit to a prefix whose windows each window group has. Returns whether it became shorter: the
+    /// shorter prefix may lack the windows of other groups.
     fn shorten_to_windows(&self, content: SequenceContent<'_>, hit: &mut PrefixHit) -> bool {
         let before = hit.blocks;
         for (index, group) in self.groups.iter().enumerate().filter(|(_, g)| g.is_window()) {
@@ -301,7 +301,7 @@ impl KvCache {
             }
         }
         if self.group_counts.kept == 0 {
-            // Without a group that keeps all positions, cached and evicted prefixes cannot be told apart.
+            // Without a group that keeps all positions, evicted prefixes cannot be distinguished.
             (hit.wanted, hit.cut_by) = (hit.blocks, None);
         }
         hit.blocks < before

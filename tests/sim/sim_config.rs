@@ -226,7 +226,7 @@ impl SimConfig {
         let pools = kv.blocks / longest.div_ceil(size);
         kv.spec.groups = kinds.map(group).collect();
         if kept == 0 {
-            // The subscriber cannot tell apart the parents of blocks with colliding hashes.
+            // The subscriber cannot distinguish the parents of blocks with colliding hashes.
             kv.hash_bits = 64;
         }
         let least = config.blocks_of_request(longest);
