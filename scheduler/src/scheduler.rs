@@ -483,6 +483,9 @@ impl Scheduler {
     pub fn check(&self) {
         for replica in &self.replicas {
             replica.kv.check(replica.state.block_tables());
+            let in_flight = self.config.limits.request_tokens_in_flight();
+            let spec = &self.config.kv.spec;
+            replica.state.check_reserves(|len| spec.blocks_of_request(len, in_flight));
         }
         self.check_requests();
     }

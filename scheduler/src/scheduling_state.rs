@@ -212,6 +212,22 @@ impl ReplicaRequests {
         }
     }
 
+    /// Panics unless each running non-preemptible request holds and reserves as many blocks as it can hold at a
+    /// time; `blocks_of_request` returns this number for its length limit.
+    pub(crate) fn check_reserves(&self, blocks_of_request: impl Fn(u32) -> u32) {
+        let running = self.running.slots().map(|slot| &self.requests[slot]);
+        for request in running.filter(|request| request.non_preemptible) {
+            let tables = request.cold_fields.block_tables.iter();
+            let held: usize = tables.map(|table| table.held().len()).sum();
+            assert_eq!(
+                held as u32 + request.reserved_blocks,
+                blocks_of_request(request.limit),
+                "blocks held and reserved by non-preemptible {:?}",
+                request.id
+            );
+        }
+    }
+
     fn check_queues(&self) {
         let queues = [&self.waiting, &self.running];
         assert_eq!(queues.map(RequestQueue::len).iter().sum::<usize>(), self.requests.len());
