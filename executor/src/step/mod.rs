@@ -29,8 +29,8 @@ use crate::trace::StepTracer;
 use context::StepContext;
 use logits_rows::LogitsRow;
 use ops::{
-    DraftBuffers, KvPool, KvPoolLayout, MeanPoolingSums, Ops, StepBufferLimits, StepBuffers,
-    TokenIdDownload,
+    DeviceSequenceSlots, DraftBuffers, KvPool, KvPoolLayout, MeanPoolingSums, Ops,
+    SequenceSlotLimits, StepBufferLimits, StepBuffers, TokenIdDownload,
 };
 use pending::OutputMemoryPool;
 use pooling::PoolingHostMemory;
@@ -96,6 +96,7 @@ impl StepState {
                 logits_rows,
                 top_logprobs,
                 stage_bytes,
+                groups: 1,
                 block_tokens: limits.block_tokens as usize,
                 verification: spec_decode::verification(limits.speculation),
             },
@@ -104,7 +105,14 @@ impl StepState {
         let drafts = setup.buffers.map(|size| DraftBuffers::new(ops, size)).transpose()?;
         let id_copy = drafts.as_ref().map(|_| TokenIdDownload::new(ops, &buffers)).transpose()?;
         let (rows, width) = (limits.rows, limits.table_width);
-        let seq_slots = ops::DeviceSequenceSlots::new(ops, rows, width, longest, limits.vocab)?;
+        let seq_slots = SequenceSlotLimits {
+            seq_slots: rows,
+            groups: 1,
+            table_width: width,
+            max_len: longest,
+            vocab: limits.vocab,
+        };
+        let seq_slots = DeviceSequenceSlots::new(ops, seq_slots)?;
         Ok(Self {
             epoch,
             size,

@@ -141,6 +141,7 @@ impl GqaAttentionCore {
             rope: rope.at_layer(layer),
             shape: AttentionLayerParams {
                 heads,
+                group: 0,
                 layer,
                 scale,
                 keys: AttentionKeyRange { first_position: 0, window },

@@ -71,6 +71,7 @@ impl MlaAttentionLayer {
             rope: rope.clone(),
             shape: AttentionLayerParams {
                 heads,
+                group: 0,
                 layer,
                 scale: softmax_scale(config),
                 // An MTP module has no KV at position 0, because no hidden state precedes the first token.

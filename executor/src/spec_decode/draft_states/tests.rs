@@ -273,6 +273,7 @@ fn view(ops: &Ops, start: usize, len: usize) -> DeviceBatchMetadata {
         cu_q: vec![0, len as i32],
         context_lens: vec![(start + len) as i32],
         block_tables: (0..8).collect(),
+        further_groups: Vec::new(),
     };
     DeviceBatchMetadata::new(ops, &inputs).unwrap()
 }
