@@ -3,10 +3,11 @@
 use crate::expert_load_report::ExpertLoadReporter;
 use crate::model_context::ModelContext;
 use crate::open_device::OpenedDevice;
+use crate::sequence_slots::BlockTableLimits;
 use crate::spec_decode::{self, ProposerModel};
 use crate::step::{
-    self, GraphCapturePlan, PendingStep, StepDeviceState, StepGraphs, StepLimits, StepState,
-    StepStateSize, TokenBitmaskSource, UnconstrainedBitmaskSource,
+    self, GraphCapturePlan, PendingStep, STEPS_IN_FLIGHT, StepDeviceState, StepGraphs, StepLimits,
+    StepState, StepStateSize, TokenBitmaskSource, UnconstrainedBitmaskSource,
 };
 use crate::trace::{StepTracer, TraceSession};
 use crate::{
@@ -141,10 +142,9 @@ impl Executor {
         &mut self,
         progress: &mut dyn FnMut(StartupPhaseProgress),
     ) -> Result<WarmUpReport, ExecutorError> {
-        let block_tokens = self.config.settings.block_tokens;
         let gpu = self.model.ops.device().captures_graphs();
         let passes = warm_up::warm_up_passes(&self.config.settings, self.max_logits_rows(), gpu);
-        let mut state = self.state(warm_up::blocks(&passes, block_tokens))?;
+        let mut state = self.state(warm_up::blocks(&passes, &self.spec))?;
         if gpu {
             self.precompile(&passes, &mut state.device, progress)?;
         }
@@ -152,7 +152,7 @@ impl Executor {
         progress(StartupPhaseProgress { phase, done: 0, total });
         let step_cost = warm_up::measure(
             &passes,
-            block_tokens,
+            &self.spec,
             gpu,
             |batch| {
                 state.submit(&self.model, batch, &mut UnconstrainedBitmaskSource, None)?.finish()
@@ -161,7 +161,7 @@ impl Executor {
         )?;
         let blocks = self.blocks(&state)?;
         drop(state);
-        kv_sizing::check(blocks, block_tokens, self.config.settings.kv_tokens_min)?;
+        self.check_kv_blocks(blocks)?;
         Ok(WarmUpReport { kv_spec: self.spec.clone(), kv_blocks: blocks, step_cost })
     }
 
@@ -172,8 +172,7 @@ impl Executor {
         blocks: u32,
         progress: &mut dyn FnMut(StartupPhaseProgress),
     ) -> Result<ExecutorReady, ExecutorError> {
-        let settings = &self.config.settings;
-        kv_sizing::check(blocks, settings.block_tokens, settings.kv_tokens_min)?;
+        self.check_kv_blocks(blocks)?;
         self.state = None;
         let mut state = self.state(blocks)?;
         let (plan, shapes) = (self.capture_plan(), self.graph_shapes());
@@ -252,6 +251,23 @@ impl Executor {
         (kv, draft_buffers.expect("the proposer runs on the device"), &self.model)
     }
 
+    /// Maximum number of tokens in the steps in flight.
+    fn tokens_in_flight(&self) -> u32 {
+        (STEPS_IN_FLIGHT as u32).saturating_mul(self.config.settings.tokens_per_step)
+    }
+
+    /// Number of KV blocks that one request of `kv_tokens_min` tokens needs.
+    fn kv_blocks_min(&self) -> u32 {
+        self.spec.blocks_of_request(self.config.settings.kv_tokens_min, self.tokens_in_flight())
+    }
+
+    /// Returns an error if a pool of `blocks` blocks is too small for a request of `kv_tokens_min` tokens.
+    fn check_kv_blocks(&self, blocks: u32) -> Result<(), ExecutorError> {
+        let settings = &self.config.settings;
+        let tokens = settings.kv_tokens_min;
+        kv_sizing::check(blocks, self.kv_blocks_min(), settings.block_tokens, tokens)
+    }
+
     /// Returns the number of KV blocks that fit on this rank. The free memory is measured after everything
     /// except the KV cache has been allocated.
     fn blocks(&self, state: &StepState) -> Result<u32, ExecutorError> {
@@ -263,9 +279,9 @@ impl Executor {
             let blocks = kv_sizing::blocks(kv, memory.free_bytes, block_bytes, ranks);
             kv_sizing::check_host(blocks, block_bytes, ranks, memory)?;
             if matches!(kv, KvCacheSize::Auto) {
-                let longest = settings.kv_tokens_min;
-                let needed = longest.div_ceil(settings.block_tokens);
-                kv_sizing::check_share(blocks, block_bytes, needed, memory.free_bytes, longest)?;
+                let needed = self.kv_blocks_min();
+                let tokens = settings.kv_tokens_min;
+                kv_sizing::check_share(blocks, block_bytes, needed, memory.free_bytes, tokens)?;
             }
             return Ok(blocks);
         }
@@ -395,11 +411,14 @@ impl Executor {
         };
         let kv = layout(model)?;
         let draft_kv = draft.as_ref().map(layout).transpose()?;
+        let tables =
+            BlockTableLimits::of_groups(&self.spec, *max_model_len, self.tokens_in_flight());
         let limits = StepLimits {
             tokens: self.config.settings.tokens_per_step as usize,
             rows: *max_num_seqs as usize,
             block_tokens: *block_tokens,
-            table_width: longest.div_ceil(*block_tokens as usize),
+            groups: tables.len(),
+            table_update_entries: tables.iter().map(|group| group.update_entries).sum(),
             vocab: model.vocab,
             hidden: draft.as_ref().map_or(model, |draft| draft).hidden,
             speculation: self.config.settings.speculative,
@@ -407,7 +426,7 @@ impl Executor {
         };
         let (logits_rows, top) = (self.max_logits_rows(), self.max_top_logprobs());
         let size = StepStateSize { kv, draft_kv, limits, longest, logits_rows, top_logprobs: top };
-        StepState::new(&self.model.ops, self.config.settings.epoch, size)
+        StepState::new(&self.model.ops, self.config.settings.epoch, size, tables)
     }
 }
 

@@ -368,7 +368,7 @@ fn batch_before_kv_allocation_is_rejected() {
     assert!(matches!(executor.step(&batch), Err(ExecutorError::KvCacheNotSized)));
     assert!(matches!(
         executor.size_kv(15, &mut |_| {}),
-        Err(ExecutorError::KvTooSmall { capacity: 240, .. })
+        Err(ExecutorError::KvTooSmall { blocks: 15, needed: 16, .. })
     ));
     assert_eq!(executor.size_kv(16, &mut |_| {}).unwrap().kv_blocks, 16);
 }
