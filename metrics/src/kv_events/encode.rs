@@ -117,10 +117,10 @@ impl KvEventEncoder {
                 write_uint(out, (*group).into())?;
                 let kind = self.kinds.get(usize::from(*group)).copied();
                 write_str_or_nil(out, kind.map(kind_name))?;
-                match kind.and_then(KvKind::window) {
-                    Some(window) => write_uint(out, window.into())?,
-                    None => write_nil(out)?,
-                }
+                let Some(window) = kind.and_then(KvKind::window) else {
+                    return Ok(write_nil(out)?);
+                };
+                write_uint(out, window.into())?;
                 Ok(())
             }
             KvEvent::Removed { hashes, group } => {
