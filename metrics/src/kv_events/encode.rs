@@ -118,7 +118,7 @@ impl KvEventEncoder {
                 let kind = self.kinds.get(usize::from(*group)).copied();
                 write_str_or_nil(out, kind.map(kind_name))?;
                 let Some(window) = kind.and_then(KvKind::window) else {
-                    return Ok(write_nil(out)?);
+                    return write_nil(out);
                 };
                 write_uint(out, window.into())?;
                 Ok(())
