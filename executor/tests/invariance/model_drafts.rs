@@ -84,7 +84,7 @@ fn drafts_of_the_same_model_are_always_accepted() {
             resumed.accepted
         );
         let mut hit = request(3, greedy, 2).in_slot(8);
-        hit.table = first.table[..2].to_vec();
+        hit.table = first.table.prefix(2);
         hit.computed = 2 * BLOCK;
         let mut plain = request(11, greedy, 0).in_slot(9);
         while hit.tokens.len() < TOTAL {
