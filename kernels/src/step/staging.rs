@@ -246,7 +246,8 @@ mod tests {
         assert_eq!(read.words(at, 3).unwrap(), [5, 6, 7]);
         assert!(read.words(2, 2).is_err());
         let truncated = &words[..(stage.bytes() - ALIGN) / 4];
-        assert!(StagingReader::new(MatRef::of(truncated, 1, truncated.len()).unwrap()).is_err());
+        let truncated = StagingReader::new(MatRef::of(truncated, 1, truncated.len()).unwrap());
+        assert!(truncated.and_then(|read| read.table_changes(3)).is_err());
         // Copies the stage to an address that is 4 bytes after a multiple of 8, so that records with 8-byte
         // alignment are misaligned.
         let shifted: Vec<u64> = [-1].iter().chain(words).copied().collect::<Vec<i32>>()[..cols]
