@@ -134,8 +134,8 @@ impl Executor {
         let score = score.map(Arc::from);
         let model_context =
             ModelContext { ops, model, score, proposer, tp, dp, vocab_shard, expert_load_reporter };
-        let (model, state) = (model_context, None);
-        Ok(Self { config, model, ranks, kv_grouping, spec, weights, state, tracer })
+        let (state, model) = (None, model_context);
+        Ok(Self { state, config, model, ranks, kv_grouping, spec, weights, tracer })
     }
 
     /// Returns digests of the loaded weights: of the target model, and of the draft model if there is one.
