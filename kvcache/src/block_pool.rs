@@ -21,6 +21,15 @@ pub(crate) struct AllocatedBlock {
     pub(crate) evicted: bool,
 }
 
+/// Position at which a released block enters the LRU list.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum EvictionOrder {
+    /// Evicted before all blocks that are cached now.
+    First,
+    /// Evicted after all blocks that are cached now.
+    Last,
+}
+
 impl BlockPool {
     pub(crate) fn new(blocks: u32) -> Self {
         let refs = vec![0; blocks as usize];
@@ -72,16 +81,16 @@ impl BlockPool {
 
     /// Removes a reference from a block. Without references, the block becomes cached if `indexed` (it is in
     /// the prefix index), otherwise free.
-    pub(crate) fn release(&mut self, block: u32, indexed: bool) {
+    pub(crate) fn release(&mut self, block: u32, indexed: bool, order: EvictionOrder) {
         let refs = &mut self.ref_counts[block as usize];
         *refs = refs.checked_sub(1).expect("a released block is referenced");
         if *refs > 0 {
             return;
         }
-        if indexed {
-            self.cached.push_newest(block);
-        } else {
-            self.free.insert(block);
+        match (indexed, order) {
+            (true, EvictionOrder::Last) => self.cached.push_newest(block),
+            (true, EvictionOrder::First) => self.cached.push_oldest(block),
+            (false, _) => self.free.insert(block),
         }
     }
 

@@ -1,30 +1,32 @@
-//! KV cache of one replica: a block pool and the prefix index of full blocks.
+//! KV cache of one replica: a block pool, and for each KV cache group a prefix index of full blocks.
 //!
-//! `publish` registers a full block in the prefix index ("indexed") after its KV is computed, and only if its
-//! parent (the preceding block of the sequence) is indexed. Therefore the parent of every indexed block is
-//! indexed. Block tables are freed last block first, so blocks without children are evicted first. A hash
-//! maps to a single block: if a request computes a block with equal content, the block's entry in the
-//! request's block table is replaced by the indexed block (deduplication).
+//! All groups allocate from one pool; a request has one block table per group. `publish` registers a full
+//! block in the prefix index of its group ("indexed") after its KV is computed. In groups that keep all
+//! positions, a block is registered only if its parent (the preceding block of the sequence) is indexed.
+//! Therefore the parent of every indexed block of these groups is indexed. Block tables are freed last block
+//! first, so blocks without children are evicted first. A hash maps to a single block of a group: if a request
+//! computes a block with equal content, the block's entry in the request's block table is replaced by the
+//! indexed block (deduplication). In window groups, blocks are released when no later query reads them.
 
 use crate::block_lifetime::LifetimeSampler;
-use crate::block_pool::{AllocatedBlock, BlockPool};
-use crate::prefix_index::PrefixIndex;
-use crate::{BlockKey, BlockLifetime, BlockTable, ExtraKeys, KvConfig, KvConfigError};
+use crate::block_pool::{AllocatedBlock, BlockPool, EvictionOrder};
+use crate::cache_group::CacheGroup;
+use crate::{
+    BlockKey, BlockLifetime, BlockTables, ExtraKeys, KvConfig, KvConfigError, WindowCheckpoints,
+};
 use protocol::{BlockHash, BlockId, KvEvent, Token};
 use std::sync::Arc;
 
-/// Index of the KV cache group in KV events. All groups of kind `Full` share one block table and are reported
-/// as this group.
-const FULL_ATTENTION_GROUP: u8 = 0;
-
-/// Block pool, prefix index and events of one replica.
+/// Block pool, prefix indexes and events of one replica.
 #[derive(Debug)]
 pub struct KvCache {
     pool: BlockPool,
-    index: PrefixIndex,
-    /// For each block of the pool: its metadata if the block is in the prefix index, otherwise `None`.
+    groups: Box<[CacheGroup]>,
+    /// Number of groups that keep all positions, and of window groups.
+    group_counts: TableEntries,
+    /// For each block of the pool: its metadata if the block is in a prefix index, otherwise `None`.
     block_metadata: Vec<Option<BlockIdentity>>,
-    /// Token ids of the blocks in the prefix index, `block_tokens` ids per block of the pool.
+    /// Token ids of the blocks in a prefix index, `block_tokens` ids per block of the pool.
     cached_tokens: Vec<Token>,
     block_tokens: u32,
     caching: bool,
@@ -34,9 +36,10 @@ pub struct KvCache {
     lifetime_sampler: Option<Box<LifetimeSampler>>,
 }
 
-/// Identity of a block in the prefix index, except for its token ids.
+/// Identity of a block in a prefix index, except for its token ids.
 #[derive(Debug)]
 struct BlockIdentity {
+    group: u8,
     key: BlockKey,
     parent: Option<BlockHash>,
     extra: Option<Arc<ExtraKeys>>,
@@ -53,14 +56,37 @@ pub struct SequenceContent<'a> {
     pub extra_keys: Option<&'a Arc<ExtraKeys>>,
 }
 
+/// Number of entries in the block tables of groups that keep all positions, and in those of window groups. The
+/// tables of a request have equal numbers of entries within each kind.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct TableEntries {
+    /// Number for each group that keeps all positions.
+    pub kept: u32,
+    /// Number for each window group.
+    pub windowed: u32,
+}
+
+impl TableEntries {
+    /// Returns the same number for all groups.
+    pub const fn all(entries: u32) -> Self {
+        Self { kept: entries, windowed: entries }
+    }
+}
+
 /// Result of a prefix lookup.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct PrefixHit {
-    /// Number of leading blocks found.
+    /// Number of leading blocks that all groups have.
     pub blocks: u32,
+    /// Number of blocks found in all groups together: window groups need the last blocks of the hit only.
+    pub found: u32,
     /// Number of found blocks that no block table references. Adding a reference to such a block reduces the
     /// number of available blocks.
     pub evictable: u32,
+    /// Number of leading blocks that the groups which keep all positions have.
+    pub wanted: u32,
+    /// The group whose missing window shortened the hit to less than `wanted`, the last of them.
+    pub cut_by: Option<u8>,
 }
 
 /// Outcome of `KvCache::publish`.
@@ -97,9 +123,16 @@ impl KvCache {
         config.validate()?;
         let (blocks, block_tokens) = (config.blocks, config.spec.block_tokens);
         let lifetime_sample = config.lifetime_sample.filter(|_| config.caching);
+        let groups = config.spec.groups.iter();
+        let groups: Box<[_]> = groups
+            .map(|group| CacheGroup::new(group, block_tokens, blocks, config.guard_key[0]))
+            .collect();
+        let windowed = groups.iter().filter(|group| group.is_window()).count() as u32;
+        let group_counts = TableEntries { kept: groups.len() as u32 - windowed, windowed };
         Ok(Self {
             pool: BlockPool::new(blocks),
-            index: PrefixIndex::new(blocks, config.guard_key[0]),
+            groups,
+            group_counts,
             block_metadata: (0..blocks).map(|_| None).collect(),
             cached_tokens: vec![0; blocks as usize * block_tokens as usize],
             block_tokens,
@@ -122,6 +155,28 @@ impl KvCache {
     #[inline]
     pub fn blocks_for(&self, tokens: u32) -> u32 {
         tokens.div_ceil(self.block_tokens)
+    }
+
+    /// Returns the number of groups that keep all positions, and of window groups.
+    #[inline]
+    pub fn group_counts(&self) -> TableEntries {
+        self.group_counts
+    }
+
+    /// Returns the number of blocks that `grow` would allocate to increase the number of table entries from
+    /// `entries` to `target`.
+    #[inline]
+    pub fn blocks_to_grow(&self, entries: TableEntries, target: TableEntries) -> u32 {
+        let TableEntries { kept, windowed } = self.group_counts;
+        target.kept.saturating_sub(entries.kept) * kept
+            + target.windowed.saturating_sub(entries.windowed) * windowed
+    }
+
+    /// Returns the largest number of blocks that a request of `len` tokens holds in the window groups together,
+    /// if at most `in_flight` of its tokens are in flight.
+    pub fn window_blocks_of_request(&self, len: u32, in_flight: u32) -> u32 {
+        let windows = self.groups.iter().filter(|group| group.is_window());
+        windows.map(|group| group.blocks_of_request(len, in_flight)).sum()
     }
 
     /// Returns whether prefix caching is enabled.
@@ -169,13 +224,14 @@ impl KvCache {
         self.is_indexed(block)
     }
 
-    /// Iterates over the block hashes in the prefix index, in no particular order.
-    pub fn indexed_hashes(&self) -> impl Iterator<Item = BlockHash> {
-        self.index.iter().map(|(hash, _)| hash)
+    /// Iterates over the block hashes in the prefix index of a group, in no particular order.
+    pub fn indexed_hashes(&self, group: u8) -> impl Iterator<Item = BlockHash> {
+        self.groups[usize::from(group)].index.iter().map(|(hash, _)| hash)
     }
 
-    /// Looks up the longest cached prefix of `content` and appends its blocks to `found`. The last token is
-    /// never part of the prefix, so that at least one token is left to forward.
+    /// Looks up the longest prefix of `content` that all groups have cached, and appends its blocks to `found`,
+    /// group by group. The last token is never part of the prefix, so that at least one token is left to
+    /// forward.
     ///
     /// A block matches only if hash, token ids, extra keys and private guard are equal. No reference to the
     /// found blocks is added: `pin` must be called before any allocation, which could evict them.
@@ -189,16 +245,72 @@ impl KvCache {
         if !self.caching {
             return hit;
         }
-        for key in content.block_keys.iter().take(blocks_max as usize) {
-            let Some(block) = self.index.get(key.hash) else { break };
-            if !self.matches_block(block, hit.blocks, content) {
-                break;
-            }
-            hit.blocks += 1;
-            hit.evictable += u32::from(self.pool.ref_count(block) == 0);
-            found.push(BlockId(block));
+        let first_found = found.len();
+        let blocks_max = blocks_max.min(content.block_keys.len() as u32);
+        if self.groups.len() == 1 && self.group_counts.kept == 1 {
+            found.extend((0..blocks_max).map_while(|i| self.find(0, i, content)).map(BlockId));
+            hit.blocks = (found.len() - first_found) as u32;
+        } else {
+            hit = self.match_groups(content, blocks_max, found);
+        }
+        let found = &found[first_found..];
+        hit.found = found.len() as u32;
+        hit.wanted = hit.wanted.max(hit.blocks);
+        hit.evictable = found.iter().filter(|block| self.ref_count(**block) == 0).count() as u32;
+        hit
+    }
+
+    /// Finds the longest prefix of at most `blocks_max` blocks that all groups have, and appends its blocks to
+    /// `found`.
+    fn match_groups(
+        &self,
+        content: SequenceContent<'_>,
+        blocks_max: u32,
+        found: &mut Vec<BlockId>,
+    ) -> PrefixHit {
+        let mut hit = PrefixHit { wanted: blocks_max, ..PrefixHit::default() };
+        self.shorten_to_kept_groups(content, &mut hit);
+        while self.shorten_to_windows(content, &mut hit) {}
+        for group in 0..self.groups.len() {
+            let first = self.groups[group].first_hit_block(hit.blocks);
+            let block = |index| self.find(group, index, content);
+            found.extend((first..hit.blocks).filter_map(block).map(BlockId));
         }
         hit
+    }
+
+    /// Shortens a hit to the blocks that the groups which keep all positions have.
+    fn shorten_to_kept_groups(&self, content: SequenceContent<'_>, hit: &mut PrefixHit) {
+        for (index, group) in self.groups.iter().enumerate().filter(|(_, g)| !g.is_window()) {
+            let is_cached = |block| self.find(index, block, content).is_some();
+            hit.wanted = group.longest_hit(hit.wanted, is_cached);
+        }
+        hit.blocks = hit.wanted;
+    }
+
+    /// Shortens a hit to a prefix whose windows each window group has. Returns whether it became shorter: the
+    /// shorter prefix may lack the windows of other groups.
+    fn shorten_to_windows(&self, content: SequenceContent<'_>, hit: &mut PrefixHit) -> bool {
+        let before = hit.blocks;
+        for (index, group) in self.groups.iter().enumerate().filter(|(_, g)| g.is_window()) {
+            let is_cached = |block| self.find(index, block, content).is_some();
+            let blocks = group.longest_hit(hit.blocks, is_cached);
+            if blocks < hit.blocks {
+                hit.blocks = blocks;
+                hit.cut_by = Some(index as u8);
+            }
+        }
+        if self.group_counts.kept == 0 {
+            // Without a group that keeps all positions, evicted prefixes cannot be distinguished.
+            (hit.wanted, hit.cut_by) = (hit.blocks, None);
+        }
+        hit.blocks < before
+    }
+
+    /// Returns the indexed block of `group` that has the contents of block `index` of `content`.
+    fn find(&self, group: usize, index: u32, content: SequenceContent<'_>) -> Option<u32> {
+        let block = self.groups[group].index.get(content.block_keys[index as usize].hash)?;
+        self.matches_block(block, index, content).then_some(block)
     }
 
     /// Returns whether `block`, which has the hash of block `index` of `content`, also has its guard, token
@@ -232,12 +344,21 @@ impl KvCache {
         &content.tokens[first..first + self.block_tokens as usize]
     }
 
-    /// Appends the blocks of a prefix hit to a table and adds a reference to each block, which prevents its
-    /// eviction.
-    pub fn pin(&mut self, table: &mut BlockTable, found: &[BlockId]) {
+    /// Makes the blocks of a prefix hit of `blocks` blocks the entries of empty tables, and adds a reference to
+    /// each block, which prevents its eviction. `found` are the blocks that `match_prefix` appended.
+    pub fn pin(&mut self, tables: &mut BlockTables, blocks: u32, found: &[BlockId]) {
+        tables.ensure_groups(self.groups.len());
+        let mut rest = found;
+        for (group, table) in self.groups.iter().zip(&mut tables.tables) {
+            let first = group.first_hit_block(blocks);
+            let (held, others) = rest.split_at((blocks - first) as usize);
+            table.blocks.resize(first as usize, BlockId::NULL);
+            table.blocks.extend_from_slice(held);
+            table.released = first;
+            rest = others;
+        }
         for &block in found {
             self.pool.pin(block.0);
-            table.blocks.push(block);
         }
         if let Some(sampler) = &mut self.lifetime_sampler {
             for block in found {
@@ -246,25 +367,36 @@ impl KvCache {
         }
     }
 
-    /// Allocates `count` blocks and appends them to a table. If no block is free, the least recently used
-    /// cached block is evicted. The caller has checked `available_blocks() >= count`.
-    pub fn allocate(&mut self, table: &mut BlockTable, count: u32) {
-        for _ in 0..count {
-            let AllocatedBlock { block, evicted } = self.pool.allocate();
-            if evicted {
-                self.evict(block);
+    /// Allocates blocks until each table has at least `entries` entries. If no block is free, the least recently
+    /// used cached block is evicted. The caller has checked that `available_blocks` is at least
+    /// `blocks_to_grow`.
+    pub fn grow(&mut self, tables: &mut BlockTables, entries: TableEntries) {
+        tables.ensure_groups(self.groups.len());
+        for (group, table) in tables.tables.iter_mut().enumerate() {
+            let is_window = self.groups[group].is_window();
+            let target = if is_window { entries.windowed } else { entries.kept };
+            for _ in table.len()..target {
+                let block = self.allocate();
+                table.blocks.push(block);
             }
-            if let Some(sampler) = &mut self.lifetime_sampler {
-                sampler.on_allocated(block);
-            }
-            table.blocks.push(BlockId(block));
         }
+    }
+
+    fn allocate(&mut self) -> BlockId {
+        let AllocatedBlock { block, evicted } = self.pool.allocate();
+        if evicted {
+            self.evict(block);
+        }
+        if let Some(sampler) = &mut self.lifetime_sampler {
+            sampler.on_allocated(block);
+        }
+        BlockId(block)
     }
 
     fn evict(&mut self, block: u32) {
         let metadata =
             self.block_metadata[block as usize].take().expect("a cached block has metadata");
-        self.index.remove(metadata.key.hash, block);
+        self.groups[usize::from(metadata.group)].index.remove(metadata.key.hash, block);
         if let Some(sampler) = &mut self.lifetime_sampler {
             sampler.on_evicted(block);
         }
@@ -272,33 +404,42 @@ impl KvCache {
             return;
         }
         match self.events.last_mut() {
-            Some(KvEvent::Removed { hashes, .. }) => hashes.push(metadata.key.hash),
-            _ => self.events.push(KvEvent::Removed {
-                hashes: vec![metadata.key.hash],
-                group: FULL_ATTENTION_GROUP,
-            }),
+            Some(KvEvent::Removed { hashes, group }) if *group == metadata.group => {
+                hashes.push(metadata.key.hash);
+            }
+            _ => self
+                .events
+                .push(KvEvent::Removed { hashes: vec![metadata.key.hash], group: metadata.group }),
         }
     }
 
-    /// Registers full block `index` of a table in the prefix index; it contains block `index` of `content`.
-    /// The KV of the block must be computed. The blocks of a table must be registered in order.
+    /// Registers full block `index` of the table of `group` in the prefix index of the group; it contains block
+    /// `index` of `content`. The table must hold the block, and its KV must be computed. The blocks of a table
+    /// must be registered in order.
+    ///
+    /// In a window group, `Rejected` applies to this block only, because such a block is indexed without the
+    /// preceding block.
     pub fn publish(
         &mut self,
-        table: &mut BlockTable,
+        tables: &mut BlockTables,
+        group: u8,
         index: u32,
         content: SequenceContent<'_>,
     ) -> PrefixCacheInsertOutcome {
         let key = content.block_keys[index as usize];
+        let CacheGroup { index: prefix_index, .. } = &self.groups[usize::from(group)];
+        let table = &mut tables.tables[usize::from(group)];
         let allocated = table.blocks[index as usize].0;
         let parent = (index > 0).then(|| content.block_keys[index as usize - 1].hash);
-        if index > 0 && !self.is_indexed(table.blocks[index as usize - 1]) {
+        let needs_parent = index > 0 && !self.groups[usize::from(group)].is_window();
+        if needs_parent && !self.is_indexed(table.blocks[index as usize - 1]) {
             return PrefixCacheInsertOutcome::Rejected;
         }
-        match self.index.get(key.hash) {
+        match prefix_index.get(key.hash) {
             Some(found) if found == allocated => PrefixCacheInsertOutcome::Stored,
             Some(found) if self.matches_block(found, index, content) => {
                 self.pool.pin(found);
-                self.release(allocated);
+                self.release(allocated, EvictionOrder::Last);
                 if let Some(sampler) = &mut self.lifetime_sampler {
                     sampler.on_used(found);
                 }
@@ -309,7 +450,7 @@ impl KvCache {
             None => {
                 self.insert_in_index(
                     allocated,
-                    BlockIdentity { key, parent, extra: content.extra_keys.cloned() },
+                    BlockIdentity { group, key, parent, extra: content.extra_keys.cloned() },
                     index,
                     content,
                 );
@@ -341,7 +482,7 @@ impl KvCache {
         }
         let first = block as usize * self.block_tokens as usize;
         self.cached_tokens[first..first + ids.len()].copy_from_slice(ids);
-        self.index.insert(metadata.key.hash, block);
+        self.groups[usize::from(metadata.group)].index.insert(metadata.key.hash, block);
         self.block_metadata[block as usize] = Some(metadata);
         self.published_blocks += 1;
     }
@@ -350,7 +491,9 @@ impl KvCache {
     /// that event; otherwise starts a new event.
     fn record_stored_event(&mut self, metadata: &BlockIdentity, index: u32, ids: &[Token]) {
         let extra = metadata.extra.as_ref().map_or_else(Vec::new, |extra| extra.for_block(index));
-        if let Some(KvEvent::Stored { hashes, tokens, extra_keys, .. }) = self.events.last_mut()
+        if let Some(KvEvent::Stored { hashes, tokens, extra_keys, group, .. }) =
+            self.events.last_mut()
+            && *group == metadata.group
             && hashes.last().copied() == metadata.parent
         {
             hashes.push(metadata.key.hash);
@@ -363,13 +506,13 @@ impl KvCache {
             parent: metadata.parent,
             tokens: ids.to_vec(),
             extra_keys: vec![extra],
-            group: FULL_ATTENTION_GROUP,
+            group: metadata.group,
         });
     }
 
-    fn release(&mut self, block: u32) {
+    fn release(&mut self, block: u32, order: EvictionOrder) {
         let indexed = self.block_metadata[block as usize].is_some();
-        self.pool.release(block, indexed);
+        self.pool.release(block, indexed, order);
         if let Some(sampler) = self.lifetime_sampler.as_mut().filter(|_| !indexed)
             && self.pool.ref_count(block) == 0
         {
@@ -377,16 +520,50 @@ impl KvCache {
         }
     }
 
-    /// Releases the blocks of a table, last block first. Blocks in the prefix index stay cached.
-    pub fn free(&mut self, table: &mut BlockTable) {
-        while let Some(block) = table.blocks.pop() {
-            self.release(block.0);
+    /// Releases the blocks of window groups that neither a query at `position` or later nor a request that
+    /// continues at the last block boundary before `position` reads. Blocks in the prefix index stay cached;
+    /// those that no checkpoint needs are evicted first.
+    ///
+    /// Returns the number of blocks that became available.
+    pub fn release_behind(
+        &mut self,
+        tables: &mut BlockTables,
+        position: u32,
+        checkpoints: WindowCheckpoints,
+    ) -> u32 {
+        let available = self.available_blocks();
+        let boundary = position / self.block_tokens * self.block_tokens;
+        for (group, table) in tables.tables.iter_mut().enumerate() {
+            let end = self.groups[group].first_read_block(boundary).min(table.len());
+            for index in table.released..end {
+                let block = std::mem::replace(&mut table.blocks[index as usize], BlockId::NULL);
+                let order = match checkpoints.need(&self.groups[group], index) {
+                    true => EvictionOrder::Last,
+                    false => EvictionOrder::First,
+                };
+                self.release(block.0, order);
+            }
+            table.released = table.released.max(end);
+        }
+        self.available_blocks() - available
+    }
+
+    /// Releases the blocks of all tables, last block first. Blocks in the prefix index stay cached.
+    pub fn free(&mut self, tables: &mut BlockTables) {
+        for table in &mut tables.tables {
+            while table.len() > table.released
+                && let Some(block) = table.blocks.pop()
+            {
+                self.release(block.0, EvictionOrder::Last);
+            }
+            table.blocks.clear();
+            table.released = 0;
         }
     }
 
-    /// Clears the prefix index. Block tables keep their blocks.
+    /// Clears the prefix indexes. Block tables keep their blocks.
     pub fn clear(&mut self) {
-        self.index.clear();
+        self.groups.iter_mut().for_each(|group| group.index.clear());
         self.block_metadata.iter_mut().for_each(|metadata| *metadata = None);
         if let Some(sampler) = &mut self.lifetime_sampler {
             self.pool.evictable().for_each(|block| sampler.forget(block));
@@ -428,29 +605,44 @@ impl KvCache {
         self.lifetime_sampler.as_mut().map_or_else(Vec::new, |sampler| sampler.take_lifetimes())
     }
 
-    /// Recomputes reference counts, block states and the prefix index from `tables`, which must be all
-    /// tables; panics on a difference.
-    pub fn check<'a>(&self, tables: impl Iterator<Item = &'a BlockTable>) {
+    /// Recomputes reference counts, block states and the prefix indexes from `tables`, which must be the tables
+    /// of all requests; panics on a difference.
+    pub fn check<'a>(&self, tables: impl Iterator<Item = &'a BlockTables>) {
         let mut refs = vec![0; self.pool.blocks() as usize];
-        for block in tables.flat_map(BlockTable::blocks) {
-            refs[block.0 as usize] += 1;
+        for (group, table) in tables.flat_map(|tables| tables.iter().enumerate()) {
+            let released = &table.blocks()[..table.first_held() as usize];
+            assert!(released.iter().all(|block| *block == BlockId::NULL), "released entry");
+            for block in table.held() {
+                refs[block.0 as usize] += 1;
+                let metadata = self.block_metadata[block.0 as usize].as_ref();
+                assert!(
+                    metadata.is_none_or(|m| usize::from(m.group) == group),
+                    "{block:?} in the table of group {group} is indexed in another group"
+                );
+            }
         }
         self.pool.check(&refs, |block| self.is_indexed(BlockId(block)));
-        for (hash, block) in self.index.iter() {
-            let metadata = self.block_metadata[block as usize].as_ref();
-            let metadata =
-                metadata.unwrap_or_else(|| panic!("indexed block {block} has no metadata"));
-            assert_eq!(metadata.key.hash, hash, "block {block} is indexed under another hash");
-            let parent = metadata.parent;
-            assert!(
-                parent.is_none_or(|p| self.index.get(p).is_some()),
-                "the parent of block {block} is not indexed"
-            );
-        }
+        (0..).zip(&self.groups).for_each(|(number, group)| self.check_index(number, group));
         if let Some(sampler) = &self.lifetime_sampler {
             sampler.check(|block| refs[block as usize] == 0 && !self.is_indexed(BlockId(block)));
         }
         let with_metadata = self.block_metadata.iter().flatten().count();
-        assert_eq!(with_metadata, self.index.len(), "metadata and prefix index differ");
+        let indexed: usize = self.groups.iter().map(|group| group.index.len()).sum();
+        assert_eq!(with_metadata, indexed, "metadata and prefix indexes differ");
+    }
+
+    fn check_index(&self, number: u8, group: &CacheGroup) {
+        for (hash, block) in group.index.iter() {
+            let metadata = self.block_metadata[block as usize].as_ref();
+            let metadata =
+                metadata.unwrap_or_else(|| panic!("indexed block {block} has no metadata"));
+            assert_eq!(metadata.key.hash, hash, "block {block} is indexed under another hash");
+            assert_eq!(metadata.group, number, "block {block} is indexed in another group");
+            let parent = metadata.parent.filter(|_| !group.is_window());
+            assert!(
+                parent.is_none_or(|p| group.index.get(p).is_some()),
+                "the parent of block {block} is not indexed"
+            );
+        }
     }
 }

@@ -1,7 +1,7 @@
 //! Configuration of a KV cache.
 
 use crate::{BlockHasher, LifetimeSampleRate};
-use protocol::KvSpec;
+use protocol::{KvGroup, KvSpec};
 
 /// Configuration of one replica's KV cache.
 #[derive(Debug, Clone)]
@@ -41,8 +41,8 @@ impl KvConfig {
 
     /// Validates the configuration.
     ///
-    /// Errors: an empty pool, blocks without tokens, a hash size outside 1 to 64 bits, or a number of KV
-    /// cache groups outside 1 to 255.
+    /// Errors: an empty pool, blocks without tokens, a hash size outside 1 to 64 bits, a number of KV cache
+    /// groups outside 1 to 255, groups out of order, or a window without tokens.
     pub fn validate(&self) -> Result<(), KvConfigError> {
         let (block_tokens, groups) = (self.spec.block_tokens, self.spec.groups.len());
         if self.blocks == 0 {
@@ -53,6 +53,14 @@ impl KvConfig {
         }
         if !(1..=255).contains(&groups) {
             return Err(KvConfigError::GroupCount { groups });
+        }
+        let is_window = |group: &KvGroup| group.kind.window().is_some();
+        if !self.spec.groups.is_sorted_by_key(is_window) {
+            return Err(KvConfigError::GroupOrder);
+        }
+        let is_empty = |group: &KvGroup| group.kind.window() == Some(0);
+        if let Some(group) = self.spec.groups.iter().position(is_empty) {
+            return Err(KvConfigError::EmptyWindow { group });
         }
         if !(1..=64).contains(&self.hash_bits) {
             return Err(KvConfigError::HashBits { bits: self.hash_bits });
@@ -84,6 +92,15 @@ pub enum KvConfigError {
         /// Configured number of groups.
         groups: usize,
     },
+    /// A window group precedes a group that keeps all positions.
+    #[error("KV groups that keep all positions must precede window groups")]
+    GroupOrder,
+    /// A window has no tokens.
+    #[error("the window of KV group {group} has no tokens")]
+    EmptyWindow {
+        /// Index of the group.
+        group: usize,
+    },
     /// The block hash has no bits, or more than 64.
     #[error("a block hash of {bits} bits is not between 1 and 64")]
     HashBits {
@@ -95,7 +112,7 @@ pub enum KvConfigError {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use protocol::{KvGroup, KvKind};
+    use protocol::KvKind;
 
     fn config(blocks: u32, block_tokens: u32, groups: usize, hash_bits: u8) -> KvConfig {
         let group = KvGroup { layers: vec![0], kind: KvKind::Full, bytes_per_block: 1 };
@@ -118,5 +135,13 @@ mod tests {
         ] {
             assert_eq!(bad.validate(), Err(why));
         }
+        let mut window = config(1, 1, 2, 1);
+        window.spec.groups[1].kind = KvKind::Window { tokens: 1 };
+        assert_eq!(window.validate(), Ok(()));
+        window.spec.groups.swap(0, 1);
+        assert_eq!(window.validate(), Err(KvConfigError::GroupOrder));
+        window.spec.groups.swap(0, 1);
+        window.spec.groups[1].kind = KvKind::Window { tokens: 0 };
+        assert_eq!(window.validate(), Err(KvConfigError::EmptyWindow { group: 1 }));
     }
 }

@@ -10,6 +10,7 @@ mod block_lifetime;
 mod block_pool;
 mod block_table;
 mod cache;
+mod cache_group;
 mod config;
 mod free_block_set;
 mod hash;
@@ -17,10 +18,15 @@ mod lru;
 mod prefix_index;
 
 pub use block_lifetime::{BlockLifetime, LifetimeSampleRate};
-pub use block_table::BlockTable;
-pub use cache::{BlockCounts, KvCache, PrefixCacheInsertOutcome, PrefixHit, SequenceContent};
+pub use block_table::{BlockTable, BlockTables};
+pub use cache::{
+    BlockCounts, KvCache, PrefixCacheInsertOutcome, PrefixHit, SequenceContent, TableEntries,
+};
+pub use cache_group::WindowCheckpoints;
 pub use config::{KvConfig, KvConfigError};
 pub use hash::{BlockHasher, BlockKey, ExtraKeys, MediaItem, PromptHasher};
 
+#[cfg(test)]
+mod group_tests;
 #[cfg(test)]
 mod reference_tests;

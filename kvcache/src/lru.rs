@@ -45,6 +45,18 @@ impl LruList {
         self.count += 1;
     }
 
+    /// Adds a block that will be evicted before all other blocks.
+    pub(crate) fn push_oldest(&mut self, block: u32) {
+        assert!(!self.contains(block), "block {block} is already cached");
+        self.links[block as usize] = LruLinks { older: END, newer: self.oldest, linked: true };
+        match self.oldest {
+            END => self.newest = block,
+            oldest => self.links[oldest as usize].older = block,
+        }
+        self.oldest = block;
+        self.count += 1;
+    }
+
     pub(crate) fn unlink(&mut self, block: u32) {
         let LruLinks { older, newer, linked } = self.links[block as usize];
         assert!(linked, "block {block} is not cached");

@@ -2,8 +2,8 @@
 //! lists.
 
 use crate::{
-    BlockKey, BlockLifetime, BlockTable, ExtraKeys, KvCache, KvConfig, LifetimeSampleRate,
-    PrefixCacheInsertOutcome, SequenceContent,
+    BlockKey, BlockLifetime, BlockTable, BlockTables, ExtraKeys, KvCache, KvConfig,
+    LifetimeSampleRate, PrefixCacheInsertOutcome, SequenceContent, TableEntries,
 };
 use expect_test::{Expect, expect};
 use proptest::prelude::*;
@@ -29,7 +29,7 @@ struct ReferenceRequest {
     tokens: Vec<Token>,
     keys: Vec<BlockKey>,
     extra: Option<Arc<ExtraKeys>>,
-    table: BlockTable,
+    tables: BlockTables,
     published: u32,
     publishing: bool,
 }
@@ -179,10 +179,10 @@ impl CacheComparison {
             }
             CacheOp::Free(holder) if !self.holders.is_empty() => {
                 let mut holder = self.holders.swap_remove(holder % self.holders.len());
-                for block in holder.table.blocks().iter().rev() {
+                for block in holder.tables.group(0).blocks().iter().rev() {
                     self.reference.release(block.0);
                 }
-                self.kv.free(&mut holder.table);
+                self.kv.free(&mut holder.tables);
             }
             CacheOp::Clear => {
                 self.kv.clear();
@@ -203,8 +203,8 @@ impl CacheComparison {
         let extra = ExtraKeys::salted(salted.then(|| "tenant".to_owned()));
         let mut keys = Vec::new();
         self.config.block_hasher().extend_keys(&mut keys, &tokens, extra.as_deref());
-        let (table, publishing) = (BlockTable::default(), true);
-        let mut holder = ReferenceRequest { tokens, keys, extra, table, published: 0, publishing };
+        let (tables, publishing) = (BlockTables::default(), true);
+        let mut holder = ReferenceRequest { tokens, keys, extra, tables, published: 0, publishing };
         let mut found = Vec::new();
         let hit = self.kv.match_prefix(holder.content(), &mut found);
         for (i, &BlockId(block)) in found.iter().enumerate() {
@@ -226,10 +226,11 @@ impl CacheComparison {
         for block in &found {
             self.reference.pin(block.0);
         }
-        self.kv.pin(&mut holder.table, &found);
+        self.kv.pin(&mut holder.tables, hit.blocks, &found);
         let fresh: Vec<u32> = (hit.blocks..blocks).map(|_| self.reference.allocate()).collect();
-        self.kv.allocate(&mut holder.table, blocks - hit.blocks);
-        let allocated = holder.table.blocks()[hit.blocks as usize..].iter().map(|block| block.0);
+        self.kv.grow(&mut holder.tables, TableEntries::all(blocks));
+        let allocated =
+            holder.tables.group(0).blocks()[hit.blocks as usize..].iter().map(|block| block.0);
         assert!(allocated.eq(fresh), "allocated blocks are not the lowest free and the LRU blocks");
         holder.published = hit.blocks;
         self.holders.push(holder);
@@ -242,10 +243,10 @@ impl CacheComparison {
             return;
         }
         let index = holder.published;
-        let block = holder.table.blocks()[index as usize].0;
+        let block = holder.tables.group(0).blocks()[index as usize].0;
         let prefix = holder.prefix(index + 1);
         let parent_is_indexed = index == 0 || {
-            let parent = holder.table.blocks()[index as usize - 1].0;
+            let parent = holder.tables.group(0).blocks()[index as usize - 1].0;
             self.reference.indexed.values().any(|&block| block == parent)
         };
         let content = SequenceContent {
@@ -253,7 +254,7 @@ impl CacheComparison {
             block_keys: &holder.keys,
             extra_keys: holder.extra.as_ref(),
         };
-        let outcome = self.kv.publish(&mut holder.table, index, content);
+        let outcome = self.kv.publish(&mut holder.tables, 0, index, content);
         let indexed = self.reference.indexed.get(&prefix).copied();
         match outcome {
             PrefixCacheInsertOutcome::Stored => {
@@ -262,7 +263,7 @@ impl CacheComparison {
             }
             PrefixCacheInsertOutcome::Deduplicated => {
                 let indexed = indexed.expect("only an equal block is deduplicated");
-                assert_eq!(holder.table.blocks()[index as usize].0, indexed);
+                assert_eq!(holder.tables.group(0).blocks()[index as usize].0, indexed);
                 self.reference.pin(indexed);
                 self.reference.release(block);
             }
@@ -299,7 +300,7 @@ impl CacheComparison {
     }
 
     fn compare(&self) {
-        self.kv.check(self.holders.iter().map(|holder| &holder.table));
+        self.kv.check(self.holders.iter().map(|holder| &holder.tables));
         let counts = self.kv.counts();
         let (free, cached) = (self.reference.free.len(), self.reference.cached.len());
         assert_eq!((counts.free as usize, counts.cached as usize), (free, cached));
@@ -339,7 +340,7 @@ fn check(ops: &[&str], expected: &Expect) {
     let mut config = config(64);
     config.blocks = 4;
     let mut kv = KvCache::new(&config).expect("a valid configuration");
-    let mut tables: BTreeMap<char, BlockTable> = BTreeMap::new();
+    let mut tables: BTreeMap<char, BlockTables> = BTreeMap::new();
     for op in ops {
         let (verb, block_name) = op.split_once(' ').expect("`verb name`");
         let name = block_name.chars().next().expect("a name");
@@ -349,21 +350,25 @@ fn check(ops: &[&str], expected: &Expect) {
         let content = SequenceContent { tokens: &tokens, block_keys: &keys, extra_keys: None };
         let table = tables.entry(name).or_default();
         match verb {
-            "allocate" => kv.allocate(table, 1),
+            "allocate" => {
+                let entries = table.iter().map(BlockTable::len).sum::<u32>() + 1;
+                kv.grow(table, TableEntries::all(entries));
+            }
             "publish" => {
-                assert_eq!(kv.publish(table, 0, content), PrefixCacheInsertOutcome::Stored);
+                assert_eq!(kv.publish(table, 0, 0, content), PrefixCacheInsertOutcome::Stored);
             }
             "free" => kv.free(table),
             "hit" => {
                 let mut found = Vec::new();
-                kv.match_prefix(content, &mut found);
-                kv.pin(table, &found);
+                let hit = kv.match_prefix(content, &mut found);
+                kv.pin(table, hit.blocks, &found);
             }
             verb => panic!("unknown verb {verb}"),
         }
     }
     let references = tables.iter().flat_map(|(name, table)| {
-        table.blocks().iter().map(move |block| format!("{name}={}", block.0))
+        let blocks = table.iter().flat_map(BlockTable::held);
+        blocks.map(move |block| format!("{name}={}", block.0))
     });
     let references: Vec<String> = references.collect();
     let cached: Vec<String> = kv.evictable_blocks().map(|block| block.0.to_string()).collect();
@@ -401,20 +406,20 @@ fn tables_are_evicted_leaf_first() {
     let mut keys = Vec::new();
     config.block_hasher().extend_keys(&mut keys, &tokens, None);
     let content = SequenceContent { tokens: &tokens, block_keys: &keys, extra_keys: None };
-    let mut table = BlockTable::default();
-    kv.allocate(&mut table, 3);
+    let mut tables = BlockTables::default();
+    kv.grow(&mut tables, TableEntries::all(3));
     for index in [0, 1, 0, 2] {
         assert_eq!(
-            kv.publish(&mut table, index, content),
+            kv.publish(&mut tables, 0, index, content),
             PrefixCacheInsertOutcome::Stored,
             "also when repeated"
         );
     }
-    assert_eq!((kv.published_blocks(), table.is_empty()), (3, false));
-    kv.free(&mut table);
-    assert!(table.is_empty());
+    assert_eq!((kv.published_blocks(), tables.is_empty()), (3, false));
+    kv.free(&mut tables);
+    assert!(tables.is_empty());
     kv.take_events();
-    kv.allocate(&mut table, BLOCKS);
+    kv.grow(&mut tables, TableEntries::all(BLOCKS));
     let removed: Vec<BlockHash> = keys.iter().rev().map(|key| key.hash).collect();
     assert_eq!(kv.take_events(), [KvEvent::Removed { hashes: removed, group: 0 }]);
 }
@@ -427,16 +432,16 @@ fn publishing_stops_at_an_unindexed_parent() {
     let mut keys = Vec::new();
     config.block_hasher().extend_keys(&mut keys, &tokens, None);
     let content = SequenceContent { tokens: &tokens, block_keys: &keys, extra_keys: None };
-    let mut table = BlockTable::default();
-    kv.allocate(&mut table, 2);
-    assert_eq!(kv.publish(&mut table, 0, content), PrefixCacheInsertOutcome::Stored);
+    let mut tables = BlockTables::default();
+    kv.grow(&mut tables, TableEntries::all(2));
+    assert_eq!(kv.publish(&mut tables, 0, 0, content), PrefixCacheInsertOutcome::Stored);
     kv.clear();
     assert_eq!(
-        kv.publish(&mut table, 1, content),
+        kv.publish(&mut tables, 0, 1, content),
         PrefixCacheInsertOutcome::Rejected,
         "the parent is not indexed"
     );
-    kv.check([&table].into_iter());
+    kv.check([&tables].into_iter());
 }
 
 #[test]
@@ -450,12 +455,15 @@ fn lifetimes_are_sampled_only_for_cached_blocks() {
             let mut keys = Vec::new();
             config.block_hasher().extend_keys(&mut keys, &tokens, None);
             let content = SequenceContent { tokens: &tokens, block_keys: &keys, extra_keys: None };
-            let mut table = BlockTable::default();
-            kv.allocate(&mut table, 1);
+            let mut tables = BlockTables::default();
+            kv.grow(&mut tables, TableEntries::all(1));
             if caching {
-                assert_eq!(kv.publish(&mut table, 0, content), PrefixCacheInsertOutcome::Stored);
+                assert_eq!(
+                    kv.publish(&mut tables, 0, 0, content),
+                    PrefixCacheInsertOutcome::Stored
+                );
             }
-            kv.free(&mut table);
+            kv.free(&mut tables);
             lifetimes += kv.take_lifetimes().len();
         }
         lifetimes
@@ -478,9 +486,12 @@ fn prefix_hit_requires_equal_extra_keys() {
     let mut keys = Vec::new();
     config.block_hasher().extend_keys(&mut keys, &tokens, salt.as_deref());
     let content = |extra| SequenceContent { tokens: &tokens, block_keys: &keys, extra_keys: extra };
-    let mut table = BlockTable::default();
-    kv.allocate(&mut table, 1);
-    assert_eq!(kv.publish(&mut table, 0, content(salt.as_ref())), PrefixCacheInsertOutcome::Stored);
+    let mut tables = BlockTables::default();
+    kv.grow(&mut tables, TableEntries::all(1));
+    assert_eq!(
+        kv.publish(&mut tables, 0, 0, content(salt.as_ref())),
+        PrefixCacheInsertOutcome::Stored
+    );
     let hits = [salt.as_ref(), other_salt.as_ref(), None]
         .map(|extra| kv.match_prefix(content(extra), &mut Vec::new()).blocks);
     assert_eq!(hits, [1, 0, 0]);
@@ -495,13 +506,13 @@ fn events_are_recorded_only_when_enabled() {
         let mut keys = Vec::new();
         config.block_hasher().extend_keys(&mut keys, &tokens, None);
         let content = SequenceContent { tokens: &tokens, block_keys: &keys, extra_keys: None };
-        let mut table = BlockTable::default();
+        let mut tables = BlockTables::default();
         for _ in 0..2 {
-            kv.allocate(&mut table, 1);
-            assert_eq!(kv.publish(&mut table, 0, content), PrefixCacheInsertOutcome::Stored);
-            kv.free(&mut table);
-            kv.allocate(&mut table, BLOCKS); // Evicts the block.
-            kv.free(&mut table);
+            kv.grow(&mut tables, TableEntries::all(1));
+            assert_eq!(kv.publish(&mut tables, 0, 0, content), PrefixCacheInsertOutcome::Stored);
+            kv.free(&mut tables);
+            kv.grow(&mut tables, TableEntries::all(BLOCKS)); // Evicts the block.
+            kv.free(&mut tables);
         }
         kv.clear();
         kv.take_events().len()

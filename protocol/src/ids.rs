@@ -61,3 +61,8 @@ impl Epoch {
         Self(self.0 + 1)
     }
 }
+
+impl BlockId {
+    /// Entry of a block table that holds no block.
+    pub const NULL: Self = Self(u32::MAX);
+}

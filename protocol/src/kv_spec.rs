@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 /// KV cache layout of a model, as far as the scheduler needs it.
 ///
 /// All groups share one pool of blocks: a block stores `block_tokens` positions of the layers of whichever
-/// group it is allocated to. The first group has the kind `Full` or `Mla`, unless all groups are windows.
+/// group it is allocated to. Groups that keep all positions precede window groups.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct KvSpec {
     /// Token positions per block.
@@ -58,6 +58,19 @@ impl KvKind {
             Self::Window { tokens } => (position + 1).saturating_sub(tokens),
         }
     }
+
+    /// Returns the largest number of blocks that a request of `len` tokens holds at a time in a group of this
+    /// kind, if at most `in_flight` of its tokens are in flight, that is, in steps whose outputs have not been
+    /// applied.
+    pub fn blocks_of_request(self, len: u32, in_flight: u32, block_tokens: u32) -> u32 {
+        let all = len.div_ceil(block_tokens);
+        self.window().map_or(all, |window| {
+            // One block more at each end: rows begin within a block, and the first key is that of the query
+            // at the last block boundary.
+            let positions = (window - 1).saturating_add(in_flight);
+            all.min(positions.div_ceil(block_tokens) + 2)
+        })
+    }
 }
 
 impl KvSpec {
@@ -67,24 +80,28 @@ impl KvSpec {
     }
 
     /// Returns the largest number of blocks that a request of `len` tokens holds in all groups at a time, if
-    /// at most `in_flight` of its tokens are in flight, that is, in steps whose outputs have not been applied.
+    /// at most `in_flight` of its tokens are in flight.
     pub fn blocks_of_request(&self, len: u32, in_flight: u32) -> u32 {
-        let of_group = |group: &KvGroup| group.blocks_of_request(len, in_flight, self.block_tokens);
-        self.groups.iter().map(of_group).fold(0, u32::saturating_add)
+        let kinds = self.groups.iter().map(|group| group.kind);
+        let blocks = kinds.map(|kind| kind.blocks_of_request(len, in_flight, self.block_tokens));
+        blocks.fold(0, u32::saturating_add)
     }
-}
 
-impl KvGroup {
-    /// Returns the largest number of blocks of this group that a request of `len` tokens holds at a time, if at
-    /// most `in_flight` of its tokens are in flight.
-    pub fn blocks_of_request(&self, len: u32, in_flight: u32, block_tokens: u32) -> u32 {
-        let all = len.div_ceil(block_tokens);
-        self.kind.window().map_or(all, |window| {
-            // One block more at each end: rows begin within a block, and the first key is that of the query
-            // at the last block boundary.
-            let positions = (window - 1).saturating_add(in_flight);
-            all.min(positions.div_ceil(block_tokens) + 2)
-        })
+    /// Returns the length of the longest request that a pool of `blocks` blocks can hold, if at most `in_flight`
+    /// of its tokens are in flight.
+    pub fn longest_request(&self, blocks: u32, in_flight: u32) -> u32 {
+        let fits = |len: u32| self.blocks_of_request(len, in_flight) <= blocks;
+        let most = u64::from(blocks) * u64::from(self.block_tokens);
+        let (mut fitting, mut above) = (0, u32::try_from(most).unwrap_or(u32::MAX - 1) + 1);
+        while above - fitting > 1 {
+            let middle = fitting + (above - fitting) / 2;
+            if fits(middle) {
+                fitting = middle;
+            } else {
+                above = middle;
+            }
+        }
+        fitting
     }
 }
 
@@ -105,6 +122,9 @@ mod tests {
         assert_eq!(gpt_oss.blocks_of_request(32_768, 2048), 2048 + 138);
         assert_eq!(gpt_oss.blocks_of_request(100, 2048), 14);
         assert_eq!(gpt_oss.bytes_per_block(), 96);
+        assert_eq!([2058, 2057].map(|blocks| gpt_oss.longest_request(blocks, 1)), [32_768, 32_752]);
+        assert_eq!(spec(&[KvKind::Mla]).longest_request(7, 1 << 20), 112);
+        assert_eq!(spec(&[KvKind::Full, KvKind::Full]).longest_request(1, 1), 0);
         assert_eq!(spec(&[KvKind::Full]).blocks_of_request(100, 7), 7);
         assert_eq!([0, 126, 127, 128, 500].map(|p| window.first_read(p)), [0, 0, 0, 1, 373]);
         assert_eq!(KvKind::Mla.first_read(500), 0);

@@ -46,7 +46,8 @@ fn exceeds_limits(
     if total > u64::from(max_model_len) {
         return Some(RejectReason::TotalTooLong { prompt_len, max_tokens, max_model_len });
     }
-    let blocks = (total as u32).div_ceil(config.kv.spec.block_tokens);
+    let in_flight = limits.request_tokens_in_flight();
+    let blocks = config.kv.spec.blocks_of_request(total as u32, in_flight);
     if blocks > pool {
         return Some(RejectReason::PoolTooSmall { blocks, pool });
     }

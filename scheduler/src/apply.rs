@@ -11,9 +11,13 @@ use crate::slab::SlabSlot;
 use crate::{
     FinishReason, RequestError, SchedulerLimits, StopReason, TokenEvent, VerifiedDraftCounts,
 };
-use kvcache::KvCache;
+use kvcache::{KvCache, WindowCheckpoints};
 use protocol::{PromptResults, RowError, RowOutput, StepOutput, Token, TokenLogprobs};
 use std::mem::take;
+
+/// Distance of the positions at which the windows of running requests stay cached until they are evicted in
+/// order of use.
+const WINDOW_CHECKPOINT_TOKENS: u32 = 8192;
 
 /// Applies `output`, which must belong to the oldest step in flight. Token events are appended to `events`,
 /// and the slab slots (indices of stored requests) of finished requests to `finished`.
@@ -47,12 +51,36 @@ pub(crate) fn apply(
         state.totals.generated_tokens += u64::from(request.len - len_before);
         if finish {
             finished.push(row.slot);
+        } else {
+            state.reserved_blocks += release_behind_windows(request, kv);
         }
     }
     state.recycle_rows(scheduled.rows);
     for &slot in &finished[first_finished..] {
         state.release(slot, kv);
     }
+}
+
+/// Releases the blocks of window groups that no later row of `request` reads. Returns the number of blocks by
+/// which the reserve of the request grew: a non-preemptible request keeps the number of blocks that it holds and
+/// reserves.
+fn release_behind_windows(request: &mut Request, kv: &mut KvCache) -> u32 {
+    if kv.group_counts().windowed == 0 {
+        return 0;
+    }
+    let reuses = request.owns_windows(kv);
+    let cold = &mut *request.cold_fields;
+    let size = kv.block_tokens();
+    let checkpoints = WindowCheckpoints {
+        prompt_end: (cold.prompt_len - 1) / size * size,
+        missed_hit: cold.windows.missed_hit,
+        interval: WINDOW_CHECKPOINT_TOKENS.next_multiple_of(size),
+    };
+    let tables = &mut cold.block_tables;
+    let available = kv.release_behind(tables, request.committed_kv_len, checkpoints);
+    let reserved = if reuses { available } else { 0 };
+    request.reserved_blocks += reserved;
+    reserved
 }
 
 /// A batch row as it was scheduled, and the output that the executor returned for it.

@@ -3,7 +3,7 @@
 use crate::request_queue::QueueKey;
 use crate::stats::RequeueReason;
 use crate::{FirstAdmission, RequestSubmission};
-use kvcache::{BlockKey, BlockTable, ExtraKeys, SequenceContent};
+use kvcache::{BlockKey, BlockTables, ExtraKeys, SequenceContent};
 use protocol::{SamplingParams, Token};
 use std::sync::Arc;
 
@@ -19,17 +19,30 @@ pub(crate) struct RequestColdFields {
     /// Committed tokens. The newest committed tokens may be only in `Request::tail` until
     /// `Request::flush_tail` copies them.
     pub(crate) tokens: Vec<Token>,
-    pub(crate) block_table: BlockTable,
+    pub(crate) block_tables: BlockTables,
     pub(crate) block_keys: Vec<BlockKey>,
     /// Extra keys of the block hashes (salt, adapter, media).
     pub(crate) extra_keys: Option<Arc<ExtraKeys>>,
     pub(crate) queue_key: QueueKey,
+    pub(crate) windows: WindowTableState,
     pub(crate) prompt_len: u32,
     /// Lowest prompt position whose logprobs have not been delivered.
     pub(crate) prompt_logprobs_sent: u32,
     /// Number of EOS ids in `Request::stop_ids`; they come first in this list.
     pub(crate) eos_count: u32,
     pub(crate) params: RequestParams,
+}
+
+/// State of a request's block tables in window groups.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct WindowTableState {
+    /// Number of entries in each of these tables.
+    pub(crate) entries: u32,
+    /// Number of leading entries that were sent to the executor.
+    pub(crate) sent_entries: u32,
+    /// Position at which the prefix hit of the last admission would have ended if the windows before it had been
+    /// cached; 0 = the hit was not shortened.
+    pub(crate) missed_hit: u32,
 }
 
 /// Parameters of a request, and data about its last requeue and its first admission.
@@ -71,7 +84,8 @@ impl RequestColdFields {
         Self {
             prompt_len: tokens.len() as u32,
             tokens,
-            block_table: BlockTable::default(),
+            block_tables: BlockTables::default(),
+            windows: WindowTableState::default(),
             block_keys: submit.block_keys,
             extra_keys: submit.extra_keys,
             queue_key: QueueKey { priority: submit.priority, arrival },
@@ -81,10 +95,10 @@ impl RequestColdFields {
         }
     }
 
-    /// Returns the block table, and the tokens and keys with which its full blocks are registered in the
+    /// Returns the block tables, and the tokens and keys with which their full blocks are registered in the
     /// prefix cache.
-    pub(crate) fn block_table_and_content(&mut self) -> (&mut BlockTable, SequenceContent<'_>) {
-        let Self { tokens, block_table, block_keys, extra_keys, .. } = self;
-        (block_table, SequenceContent { tokens, block_keys, extra_keys: extra_keys.as_ref() })
+    pub(crate) fn block_tables_and_content(&mut self) -> (&mut BlockTables, SequenceContent<'_>) {
+        let Self { tokens, block_tables, block_keys, extra_keys, .. } = self;
+        (block_tables, SequenceContent { tokens, block_keys, extra_keys: extra_keys.as_ref() })
     }
 }

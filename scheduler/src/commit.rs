@@ -10,7 +10,7 @@ use crate::plan::{PlannedAdmission, PlannedRow, StepPlan};
 use crate::request::{PREEMPTIONS_MAX, Request};
 use crate::scheduling_state::{ReplicaRequests, ScheduledRow, ScheduledStep};
 use crate::stats::RequeueReason;
-use kvcache::KvCache;
+use kvcache::{BlockTable, KvCache, TableEntries};
 use protocol::{
     BatchRow, BlockId, BlockTableUpdate, RowInput, SequenceInit, StepId, ThinVec, TokenVec,
 };
@@ -18,7 +18,7 @@ use protocol::{
 /// Executes `plan`, except that the batch rows are written by `write_batch_rows`.
 pub(crate) fn commit(state: &mut ReplicaRequests, kv: &mut KvCache, plan: &StepPlan, now_ms: u64) {
     preempt(state, kv, plan);
-    for_each_admission(plan, |admission, hit_blocks| pin_hit(state, kv, admission, hit_blocks));
+    for_each_admission(plan, |admission, found| pin_hit(state, kv, admission, found));
     grow_running(state, kv, &plan.rows);
     for_each_admission(plan, |admission, _| allocate_admission(state, kv, admission));
     admit(state, kv, plan, now_ms);
@@ -40,12 +40,12 @@ fn preempt(state: &mut ReplicaRequests, kv: &mut KvCache, plan: &StepPlan) {
     }
 }
 
-/// Calls `f` with each request to admit and the blocks of its prefix hit.
+/// Calls `f` with each request to admit and the blocks of its prefix hit in all groups.
 fn for_each_admission(plan: &StepPlan, mut f: impl FnMut(PlannedAdmission, &[BlockId])) {
     let mut blocks = plan.hits.as_slice();
     for &admission in &plan.admit {
-        let (hit_blocks, rest) = blocks.split_at(admission.hit_blocks as usize);
-        f(admission, hit_blocks);
+        let (found, rest) = blocks.split_at(admission.hit.found as usize);
+        f(admission, found);
         blocks = rest;
     }
 }
@@ -56,16 +56,18 @@ fn pin_hit(
     state: &mut ReplicaRequests,
     kv: &mut KvCache,
     admission: PlannedAdmission,
-    hit_blocks: &[BlockId],
+    found: &[BlockId],
 ) {
-    let table = state.take_spare_block_table();
-    state.requests[admission.slot].pin_blocks(table, hit_blocks, kv);
+    let tables = state.take_spare_block_tables();
+    state.requests[admission.slot].pin_blocks(tables, admission.hit.blocks, found, kv);
 }
 
-/// Allocates the blocks that an admitted request needs in addition to the blocks of its prefix hit.
+/// Allocates the blocks that an admitted request needs in addition to the blocks of its prefix hit: in window
+/// groups, those of its first chunk.
 fn allocate_admission(state: &mut ReplicaRequests, kv: &mut KvCache, admission: PlannedAdmission) {
     let request = &mut state.requests[admission.slot];
-    request.allocate_blocks(kv.blocks_for(request.len) - admission.hit_blocks, kv);
+    let (kept, windowed) = (kv.blocks_for(request.len), admission.window_entries);
+    request.grow_tables(TableEntries { kept, windowed }, kv);
 }
 
 /// Allocates the blocks that running requests need for their next rows. Non-preemptible requests use their
@@ -76,21 +78,22 @@ fn grow_running(state: &mut ReplicaRequests, kv: &mut KvCache, rows: &[PlannedRo
         let from_reserve = row.new_blocks.min(request.reserved_blocks);
         request.reserved_blocks -= from_reserve;
         state.reserved_blocks -= from_reserve;
-        request.allocate_blocks(row.new_blocks, kv);
+        let end = row.start + row.len + u32::from(row.drafts) + u32::from(request.draft_slack);
+        request.grow_tables(TableEntries::all(kv.blocks_for(end)), kv);
     }
 }
 
 /// Moves admitted requests to the running queue and assigns sequence slots to them. Their blocks have already
 /// been allocated.
 fn admit(state: &mut ReplicaRequests, kv: &KvCache, plan: &StepPlan, now_ms: u64) {
-    for &PlannedAdmission { slot, hit_blocks, reserved_blocks } in &plan.admit {
+    for &PlannedAdmission { slot, hit, reserved_blocks, .. } in &plan.admit {
         let seq_slot = state.take_sequence_slot();
         let request = &mut state.requests[slot];
-        let cached = hit_blocks * kv.block_tokens();
+        let cached = hit.blocks * kv.block_tokens();
         request.seq_slot = Some(seq_slot);
         request.reserved_blocks = reserved_blocks;
         (request.computed_tokens, request.committed_kv_len, request.published_blocks) =
-            (cached, cached, hit_blocks);
+            (cached, cached, hit.blocks);
         request.may_publish = kv.is_caching();
         let cold = &mut *request.cold_fields;
         if cold.params.first_admission.is_none() {
@@ -107,6 +110,11 @@ fn admit(state: &mut ReplicaRequests, kv: &KvCache, plan: &StepPlan, now_ms: u64
         if kv.is_caching() {
             state.totals.prefix_queries += u64::from(request.len);
             state.totals.prefix_hits += u64::from(cached);
+            if let Some(group) = hit.cut_by {
+                let missed = (hit.wanted - hit.blocks) * kv.block_tokens();
+                state.prefix_tokens_missed[usize::from(group)] += u64::from(missed);
+                cold.windows.missed_hit = hit.wanted * kv.block_tokens();
+            }
         }
         state.reserved_blocks += reserved_blocks;
         state.waiting_tokens -= u64::from(request.len);
@@ -129,7 +137,8 @@ pub(crate) fn write_batch_rows(
     rows_in_flight.reserve(planned.len());
     let rows = planned.iter().map(|plan| {
         let request = &mut state.requests[plan.slot];
-        let table_positions = u64::from(request.block_count) * u64::from(kv.block_tokens());
+        let entries = request.smallest_table(kv);
+        let table_positions = u64::from(entries) * u64::from(kv.block_tokens());
         let end = u64::from(plan.start + plan.len) + u64::from(request.draft_slack);
         let end = end + u64::from(plan.drafts);
         assert!(
@@ -146,7 +155,7 @@ pub(crate) fn write_batch_rows(
             drafts: plan.drafts,
             samples,
         });
-        write_row(request, plan, samples, step, needs_token_history)
+        write_row(request, kv, plan, samples, step, needs_token_history)
     });
     let rows = rows.collect();
     state.step = step;
@@ -161,6 +170,7 @@ pub(crate) fn write_batch_rows(
 #[inline]
 fn write_row(
     request: &mut Request,
+    kv: &KvCache,
     plan: &PlannedRow,
     samples: bool,
     step: StepId,
@@ -184,7 +194,7 @@ fn write_row(
     }
     let seq_init = std::mem::take(&mut request.first_row_of_epoch)
         .then(|| Box::new(sequence_init(request, needs_token_history)));
-    let table_updates = block_table_updates(request);
+    let table_updates = block_table_updates(request, kv);
     let seq_slot = request.seq_slot.expect("a running request has a sequence slot");
     let next_token = (end < request.len).then(|| request.tokens()[end as usize]);
     let input = if plan.start + 1 == request.len {
@@ -213,14 +223,37 @@ fn write_row(
 }
 
 /// Returns the block table entries that have not been sent to the executor.
-fn block_table_updates(request: &mut Request) -> ThinVec<BlockTableUpdate> {
-    let from = request.sent_blocks;
-    if from >= request.block_count {
-        return ThinVec::new();
+fn block_table_updates(request: &mut Request, kv: &KvCache) -> ThinVec<BlockTableUpdate> {
+    let TableEntries { kept, windowed } = kv.group_counts();
+    let mut updates = ThinVec::new();
+    if request.sent_blocks < request.block_count {
+        let tables = request.cold_fields.block_tables.iter().take(kept as usize);
+        updates.extend(table_updates(0, tables, request.sent_blocks));
+        request.sent_blocks = request.block_count;
     }
-    request.sent_blocks = request.block_count;
-    let blocks = request.cold_fields.block_table.blocks()[from as usize..].into();
-    ThinVec::from([BlockTableUpdate { group: 0, first_entry: from, blocks }])
+    if windowed > 0 {
+        let cold = &mut *request.cold_fields;
+        let tables = cold.block_tables.iter().skip(kept as usize);
+        updates.extend(table_updates(kept as u8, tables, cold.windows.sent_entries));
+        cold.windows.sent_entries = cold.windows.entries;
+    }
+    updates
+}
+
+/// Returns the entries of `tables` from index `from` on; the first table is that of group `first_group`. Released
+/// entries are not sent, because no later row reads them.
+fn table_updates<'a>(
+    first_group: u8,
+    tables: impl Iterator<Item = &'a BlockTable>,
+    from: u32,
+) -> impl Iterator<Item = BlockTableUpdate> {
+    (first_group..).zip(tables).filter(move |(_, table)| from < table.len()).map(
+        move |(group, table)| {
+            let first_entry = from.max(table.first_held());
+            let blocks = table.blocks()[first_entry as usize..].into();
+            BlockTableUpdate { group, first_entry, blocks }
+        },
+    )
 }
 
 fn sequence_init(request: &mut Request, needs_token_history: bool) -> SequenceInit {

@@ -60,12 +60,14 @@ impl SchedulerConfig {
         }
         self.kv.validate()?;
         let (blocks, max_model_len) = (self.kv.blocks, limits.max_model_len);
-        let tokens_in_pool = u64::from(blocks) * u64::from(block_tokens);
-        if tokens_in_pool < u64::from(max_model_len) {
+        let in_flight = limits.request_tokens_in_flight();
+        let needed = self.kv.spec.blocks_of_request(max_model_len, in_flight);
+        if needed > blocks {
             return Err(SchedulerConfigError::PoolTooSmall {
                 blocks,
                 block_tokens,
-                tokens_in_pool,
+                needed,
+                longest_request: self.kv.spec.longest_request(blocks, in_flight),
                 max_model_len,
             });
         }
@@ -110,16 +112,18 @@ pub enum SchedulerConfigError {
     },
     /// The KV pool cannot hold one request of length `max_model_len`.
     #[error(
-        "{blocks} KV blocks of {block_tokens} tokens hold {tokens_in_pool} tokens, less than max_model_len \
-         {max_model_len}"
+        "the KV pool has {blocks} blocks of {block_tokens} tokens, a request of max_model_len \
+         {max_model_len} needs {needed}"
     )]
     PoolTooSmall {
         /// Blocks in the pool.
         blocks: u32,
         /// Tokens per block.
         block_tokens: u32,
-        /// Number of tokens that fit into the pool.
-        tokens_in_pool: u64,
+        /// Largest number of blocks that one request holds at a time.
+        needed: u32,
+        /// Length of the longest request that the pool can hold.
+        longest_request: u32,
         /// Configured maximum length of prompt plus output.
         max_model_len: u32,
     },
@@ -153,7 +157,9 @@ mod tests {
         assert!(error.starts_with("tokens_per_chunk is 3, must be between 4 and"), "{error}");
         let error = validation_error(|config| config.limits.max_model_len = 33)
             .expect("larger than the pool");
-        assert!(error.starts_with("8 KV blocks of 4 tokens hold 32 tokens"), "{error}");
+        let expected =
+            "the KV pool has 8 blocks of 4 tokens, a request of max_model_len 33 needs 9";
+        assert_eq!(error, expected);
         let error =
             validation_error(|config| config.kv.hash_bits = 0).expect("hash_bits is invalid");
         assert_eq!(error, KvConfigError::HashBits { bits: 0 }.to_string());

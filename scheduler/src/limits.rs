@@ -64,6 +64,12 @@ impl SchedulerLimits {
         block_tokens * 64_u32.div_ceil(block_tokens)
     }
 
+    /// Returns the largest number of tokens of one request in steps whose outputs have not been applied.
+    pub fn request_tokens_in_flight(&self) -> u32 {
+        let row = self.tokens_per_chunk.unwrap_or(u32::MAX).max(1 + u32::from(self.draft_tokens));
+        self.steps_in_flight.saturating_mul(row.min(self.tokens_per_step))
+    }
+
     /// Returns the number of sequence slots, bounded so that decode rows alone never fill the token budget of
     /// a step.
     pub fn seq_slot_count(&self) -> u32 {

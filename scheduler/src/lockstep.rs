@@ -187,7 +187,7 @@ mod tests {
     use crate::SchedulerConfig;
     use crate::plan::PlannedRow;
     use crate::slab::SlabSlot;
-    use kvcache::{BlockTable, KvConfig};
+    use kvcache::{BlockTables, KvConfig, TableEntries};
     use protocol::{KvGroup, KvKind, KvSpec, Replica};
 
     const DELAYED_INPUT: PrefillGateInput = PrefillGateInput {
@@ -277,7 +277,7 @@ mod tests {
         let mut replicas = replicas([(1, 2), (1, 1)]);
         for (replica, (pending, in_use)) in replicas.iter_mut().zip([(1_000, 6), (100, 2)]) {
             replica.plan.pending_prefill_tokens = pending;
-            replica.kv.allocate(&mut BlockTable::default(), in_use);
+            replica.kv.grow(&mut BlockTables::default(), TableEntries::all(in_use));
         }
         let input = gate_input(&replicas, &limits);
         assert_eq!(

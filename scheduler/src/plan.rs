@@ -8,7 +8,7 @@ use crate::SchedulerLimits;
 use crate::request::Request;
 use crate::scheduling_state::{BlockedQueueHead, ReplicaRequests};
 use crate::slab::SlabSlot;
-use kvcache::KvCache;
+use kvcache::{BlockTable, KvCache, PrefixHit, TableEntries};
 use protocol::BlockId;
 
 /// Plan of one step: its rows, and the admissions and preemptions that precede the rows.
@@ -20,7 +20,7 @@ pub(crate) struct StepPlan {
     pub(crate) decode_rows: usize,
     /// Requests to admit. Their rows are the last rows of the plan, in the same order.
     pub(crate) admit: Vec<PlannedAdmission>,
-    /// Blocks of the prefix hits of all requests to admit, concatenated in the order of `admit`.
+    /// Blocks of the prefix hits of all requests to admit in all KV groups, concatenated in the order of `admit`.
     pub(crate) hits: Vec<BlockId>,
     /// Running requests to preempt before the step, which frees their blocks for the rows of the plan.
     pub(crate) preempt: Vec<SlabSlot>,
@@ -43,7 +43,7 @@ pub(crate) struct PlannedRow {
     pub(crate) start: u32,
     pub(crate) len: u32,
     pub(crate) drafts: u8,
-    /// Number of blocks that are appended to the request's block table before the row is sent.
+    /// Number of blocks that are appended to the request's block tables before the row is sent.
     pub(crate) new_blocks: u32,
 }
 
@@ -51,8 +51,10 @@ pub(crate) struct PlannedRow {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct PlannedAdmission {
     pub(crate) slot: SlabSlot,
-    /// Number of blocks in the prefix hit of the request.
-    pub(crate) hit_blocks: u32,
+    /// Prefix hit of the request.
+    pub(crate) hit: PrefixHit,
+    /// Number of entries that the block tables of window groups need for the first chunk.
+    pub(crate) window_entries: u32,
     /// Number of blocks to reserve, if the request is non-preemptible.
     pub(crate) reserved_blocks: u32,
 }
@@ -111,7 +113,8 @@ impl VictimBlockRefs {
     fn add_victim(&mut self, request: &Request, kv: &KvCache) -> u32 {
         self.ref_counts.resize(kv.counts().pool as usize, 0);
         let mut freed = 0;
-        for &block in request.cold_fields.block_table.blocks() {
+        let tables = request.cold_fields.block_tables.iter();
+        for &block in tables.flat_map(BlockTable::held) {
             let count = &mut self.ref_counts[block.0 as usize];
             *count += 1;
             freed += u32::from(*count == kv.ref_count(block));
@@ -149,6 +152,7 @@ pub(crate) fn plan(
         budget: limits.tokens_per_step,
         blocks_left,
         victims_from: state.running.len(),
+        lacks_window_blocks: false,
         plan,
     };
     if limits.mixed_batches {
@@ -178,6 +182,8 @@ struct StepPlanner<'a> {
     blocks_left: u32,
     /// All preemptible requests at this position of the running queue or later are preempted by the plan.
     victims_from: usize,
+    /// Whether a prefill chunk lacks blocks of window groups, so that no request is admitted.
+    lacks_window_blocks: bool,
     plan: StepPlan,
 }
 
@@ -261,7 +267,8 @@ impl StepPlanner<'_> {
     /// if every draft token in flight is accepted.
     fn blocks_to_grow(&self, request: &Request, drafts: u32) -> u32 {
         let positions = request.computed_tokens + u32::from(request.draft_slack) + 1 + drafts;
-        self.kv.blocks_for(positions).saturating_sub(request.block_count)
+        let target = TableEntries::all(self.kv.blocks_for(positions));
+        self.kv.blocks_to_grow(request.table_entries(self.kv), target)
     }
 
     fn is_victim(&self, index: usize, request: &Request) -> bool {
@@ -276,7 +283,8 @@ impl StepPlanner<'_> {
     }
 
     /// Pass 2: plans a prefill chunk for every running request at the queue positions `indices` that has
-    /// several uncomputed tokens. The blocks of these requests were allocated at admission.
+    /// several uncomputed tokens. The blocks of these requests were allocated at admission, except those of
+    /// window groups, which a chunk allocates.
     fn continue_prefills(&mut self, indices: impl Iterator<Item = usize>) {
         let state = self.state;
         for index in indices {
@@ -290,14 +298,35 @@ impl StepPlanner<'_> {
             if len == 0 {
                 break;
             }
-            self.add_chunk(slot, start, uncomputed, len);
+            let Some(new_blocks) = self.fit_chunk(index, request, start + len) else {
+                self.lacks_window_blocks = true;
+                break;
+            };
+            self.add_chunk(slot, start, uncomputed, len, new_blocks);
         }
+    }
+
+    /// Returns the number of blocks in window groups that a prefill chunk up to position `end` allocates, and
+    /// subtracts them from the blocks left. If there are too few, later requests that have no row in this plan
+    /// are preempted; `None` if the chunk still does not fit.
+    fn fit_chunk(&mut self, index: usize, request: &Request, end: u32) -> Option<u32> {
+        let target = TableEntries::all(self.kv.blocks_for(end));
+        let new_blocks = self.kv.blocks_to_grow(request.table_entries(self.kv), target);
+        while new_blocks > self.blocks_left + request.reserved_blocks {
+            let victim = (index + 1..self.victims_from).rev().find(|&other| {
+                let other = &self.state.requests[self.state.running.get(other)];
+                !other.non_preemptible && !other.can_decode()
+            })?;
+            self.add_victim(victim);
+        }
+        self.blocks_left -= new_blocks - new_blocks.min(request.reserved_blocks);
+        Some(new_blocks)
     }
 
     /// Pass 3: admits waiting requests until a request does not fit. Blocks for all known tokens of a request
     /// are allocated at admission, so partially prefilled requests cannot deadlock.
     fn admit(&mut self) {
-        if !self.plan.preempt.is_empty() || self.is_blocked() {
+        if !self.plan.preempt.is_empty() || self.lacks_window_blocks || self.is_blocked() {
             return;
         }
         let state = self.state;
@@ -325,6 +354,9 @@ impl StepPlanner<'_> {
             return false;
         }
         let published_blocks = self.kv.published_blocks() - blocked.published_blocks;
+        if self.kv.group_counts().windowed > 0 && published_blocks > 0 {
+            return false; // A single block in a window group may complete a prefix hit of many blocks.
+        }
         let needed_min = u64::from(blocked.needed_blocks.saturating_sub(blocked.evictable_hits))
             .saturating_sub(published_blocks);
         u64::from(self.kv.available_blocks()) < needed_min
@@ -332,16 +364,15 @@ impl StepPlanner<'_> {
 
     fn admit_one(&mut self, slot: SlabSlot, request: &Request) -> bool {
         let first_hit = self.plan.hits.len();
-        let hit = if request.may_use_prefix_cache() {
+        let hit = if request.may_use_prefix_cache(self.kv) {
             self.kv.match_prefix(request.content(), &mut self.plan.hits)
         } else {
-            kvcache::PrefixHit::default()
+            PrefixHit::default()
         };
         let len = request.len;
-        let known_blocks = self.kv.blocks_for(len);
         let total_blocks =
-            if request.non_preemptible { self.kv.blocks_for(request.limit) } else { known_blocks };
-        let needed_blocks = total_blocks - hit.blocks + hit.evictable;
+            self.blocks_of_request(if request.non_preemptible { request.limit } else { len });
+        let needed_blocks = total_blocks.saturating_sub(hit.found) + hit.evictable;
         let start = hit.blocks * self.kv.block_tokens();
         let fits = needed_blocks + self.admission_headroom() <= self.blocks_left;
         let chunk = if fits { self.chunk_len(start, len - start) } else { 0 };
@@ -364,13 +395,29 @@ impl StepPlanner<'_> {
             return false;
         }
         self.blocks_left -= needed_blocks;
-        self.plan.admit.push(PlannedAdmission {
-            slot,
-            hit_blocks: hit.blocks,
-            reserved_blocks: total_blocks - known_blocks,
-        });
-        self.add_chunk(slot, start, len - start, chunk);
+        let entries = TableEntries {
+            kept: self.kv.blocks_for(len),
+            windowed: self.kv.blocks_for(start + chunk),
+        };
+        let reserved_blocks = if request.non_preemptible {
+            total_blocks - self.kv.blocks_to_grow(TableEntries::default(), entries)
+        } else {
+            0
+        };
+        let window_entries = entries.windowed;
+        self.plan.admit.push(PlannedAdmission { slot, hit, window_entries, reserved_blocks });
+        self.add_chunk(slot, start, len - start, chunk, 0);
         true
+    }
+
+    /// Returns the largest number of blocks that a request of `len` tokens holds at a time.
+    fn blocks_of_request(&self, len: u32) -> u32 {
+        let TableEntries { kept, windowed } = self.kv.group_counts();
+        let blocks = self.kv.blocks_for(len) * kept;
+        if windowed == 0 {
+            return blocks;
+        }
+        blocks + self.kv.window_blocks_of_request(len, self.limits.request_tokens_in_flight())
     }
 
     /// Returns the number of blocks that must be free after an admission, so that running requests can grow
@@ -380,10 +427,17 @@ impl StepPlanner<'_> {
         running.min(self.kv.counts().pool / 20)
     }
 
-    fn add_chunk(&mut self, slot: SlabSlot, start: u32, uncomputed: u32, len: u32) {
+    fn add_chunk(
+        &mut self,
+        slot: SlabSlot,
+        start: u32,
+        uncomputed: u32,
+        len: u32,
+        new_blocks: u32,
+    ) {
         self.budget = self.budget.saturating_sub(len);
         self.plan.pending_prefill_tokens += u64::from(uncomputed);
-        self.plan.rows.push(PlannedRow { slot, start, len, drafts: 0, new_blocks: 0 });
+        self.plan.rows.push(PlannedRow { slot, start, len, drafts: 0, new_blocks });
     }
 
     fn chunk_len(&self, start: u32, uncomputed: u32) -> u32 {

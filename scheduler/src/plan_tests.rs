@@ -13,7 +13,7 @@ use crate::request::PREEMPTIONS_MAX;
 use crate::request_queue::QueueKey;
 use crate::{RequestSubmission, SchedulerConfig};
 use expect_test::{Expect, expect};
-use kvcache::{BlockTable, KvConfig, PrefixCacheInsertOutcome, SequenceContent};
+use kvcache::{BlockTables, KvConfig, PrefixCacheInsertOutcome, SequenceContent};
 use protocol::{KvGroup, KvKind, KvSpec, Replica, Token};
 
 /// Scenario of a planner test: scheduling state, KV cache and limits.
@@ -21,9 +21,9 @@ struct PlanScenario {
     state: ReplicaRequests,
     kv: KvCache,
     limits: SchedulerLimits,
-    /// Block table that holds surplus blocks: running requests that share prefixes need fewer blocks, and
-    /// without this table more blocks would be free than the scenario's `free`.
-    parked_blocks: BlockTable,
+    /// Block tables that hold surplus blocks: running requests that share prefixes need fewer blocks, and
+    /// without these tables more blocks would be free than the scenario's `free`.
+    parked_blocks: BlockTables,
 }
 
 /// A request parsed from a scenario, for example `b=a 4/9`: its name, the request whose tokens it has,
@@ -83,22 +83,22 @@ fn scenario(text: &str) -> PlanScenario {
     let blocks = blocks_in_use + cached + parse_setting(text, "free=").unwrap_or(100);
     let config = KvConfig::new(spec, blocks, [1, 2]);
     let mut scenario = PlanScenario {
-        state: ReplicaRequests::new(Replica(0), limits.max_num_seqs, config.block_hasher()),
+        state: ReplicaRequests::new(Replica(0), limits.max_num_seqs, &config),
         kv: KvCache::new(&config).unwrap(),
         limits,
-        parked_blocks: BlockTable::default(),
+        parked_blocks: BlockTables::default(),
     };
     let config = SchedulerConfig::new(scenario.limits.clone(), config);
     for cached in parse_section(text, "cache") {
-        let mut table =
+        let mut tables =
             scenario.fill(&tokens(cached.same_tokens_as, cached.known_len), cached.known_len);
-        scenario.kv.free(&mut table);
+        scenario.kv.free(&mut tables);
     }
     for (arrival, entry) in parse_section(text, "run").enumerate() {
         scenario.run(&entry, arrival as u64, &config);
     }
     let saved = scenario.kv.available_blocks() - (blocks - blocks_in_use);
-    scenario.kv.allocate(&mut scenario.parked_blocks, saved);
+    scenario.kv.grow(&mut scenario.parked_blocks, TableEntries::all(saved));
     for (arrival, entry) in parse_section(text, "wait").enumerate() {
         let request = request(&entry, 100 + arrival as u64, &config);
         scenario.state.enqueue(request);
@@ -127,27 +127,29 @@ fn request(entry: &ScenarioRequest, arrival: u64, config: &SchedulerConfig) -> R
 impl PlanScenario {
     /// Allocates a block table for `tokens` and registers its full blocks below position `computed` in the
     /// prefix cache.
-    fn fill(&mut self, tokens: &[Token], computed: u32) -> BlockTable {
+    fn fill(&mut self, tokens: &[Token], computed: u32) -> BlockTables {
         let mut keys = Vec::new();
         self.state.hasher.extend_keys(&mut keys, tokens, None);
-        let mut table = BlockTable::default();
-        self.kv.allocate(&mut table, self.kv.blocks_for(tokens.len() as u32));
+        let mut tables = BlockTables::default();
+        let entries = self.kv.blocks_for(tokens.len() as u32);
+        self.kv.grow(&mut tables, TableEntries::all(entries));
         for index in 0..computed / self.kv.block_tokens() {
             let content = SequenceContent { tokens, block_keys: &keys, extra_keys: None };
             assert_ne!(
-                self.kv.publish(&mut table, index, content),
+                self.kv.publish(&mut tables, 0, index, content),
                 PrefixCacheInsertOutcome::Rejected
             );
         }
-        table
+        tables
     }
 
     fn run(&mut self, entry: &ScenarioRequest, arrival: u64, config: &SchedulerConfig) {
         let mut request = request(entry, arrival, config);
         let blocks = running_blocks(entry, self.kv.block_tokens());
         let positions = (blocks * self.kv.block_tokens()).min(entry.known_len) as usize;
-        let table = self.fill(&request.tokens()[..positions], entry.computed);
-        request.pin_blocks(table, &[], &mut self.kv);
+        request.cold_fields.block_tables =
+            self.fill(&request.tokens()[..positions], entry.computed);
+        request.block_count = blocks;
         request.computed_tokens = entry.computed;
         request.slot_has_drafts = true;
         request.seq_slot = Some(self.state.take_sequence_slot());
@@ -373,7 +375,7 @@ fn blocked_head_is_not_looked_up_again_without_change() {
     assert!(again.blocked_head.is_none(), "two free blocks are fewer than the five needed");
     // Two more blocks are registered in the prefix cache. `a` may hit these blocks while other requests
     // reference them; it then needs only three free blocks, but none is free.
-    let mut tables: Vec<BlockTable> = Vec::new();
+    let mut tables: Vec<BlockTables> = Vec::new();
     for token_source in [b'p', b'q'] {
         tables.push(scenario.fill(&tokens(token_source, 4), 4));
     }

@@ -1,7 +1,7 @@
 //! Registers the full blocks of a request, prompt and output blocks alike, in the prefix cache.
 
 use crate::request::Request;
-use kvcache::{BlockHasher, KvCache, PrefixCacheInsertOutcome};
+use kvcache::{BlockHasher, KvCache, PrefixCacheInsertOutcome, TableEntries};
 
 /// Registers the full blocks of `request` below position `below` in the prefix cache, in order and without
 /// gaps.
@@ -22,19 +22,45 @@ pub(crate) fn publish_full_blocks(
     }
     request.flush_tail_below(full * kv.block_tokens());
     request.extend_block_keys(hasher);
-    while request.published_blocks < full {
-        let index = request.published_blocks;
-        let (table, content) = request.cold_fields.block_table_and_content();
-        match kv.publish(table, index, content) {
+    let TableEntries { kept, windowed } = kv.group_counts();
+    let mut end = full;
+    for group in 0..kept as u8 {
+        end = publish_kept(request, kv, group, end);
+    }
+    request.may_publish = end == full;
+    if windowed > 0 && !request.owns_windows(kv) {
+        for group in kept..kept + windowed {
+            publish_window(request, kv, group as u8, end);
+        }
+    }
+    request.published_blocks = end;
+}
+
+/// Registers the blocks below index `end` in a group that keeps all positions. Returns the index of the first
+/// block that could not be registered, or `end`.
+fn publish_kept(request: &mut Request, kv: &mut KvCache, group: u8, end: u32) -> u32 {
+    for index in request.published_blocks..end {
+        let (tables, content) = request.cold_fields.block_tables_and_content();
+        match kv.publish(tables, group, index, content) {
             PrefixCacheInsertOutcome::Stored => {}
             PrefixCacheInsertOutcome::Deduplicated => {
                 request.sent_blocks = request.sent_blocks.min(index);
             }
-            PrefixCacheInsertOutcome::Rejected => {
-                request.may_publish = false;
-                return;
-            }
+            PrefixCacheInsertOutcome::Rejected => return index,
         }
-        request.published_blocks += 1;
+    }
+    end
+}
+
+/// Registers the blocks below index `end` that the request holds in a window group. A block that cannot be
+/// registered does not affect the blocks after it.
+fn publish_window(request: &mut Request, kv: &mut KvCache, group: u8, end: u32) {
+    let held = request.cold_fields.block_tables.group(group.into()).first_held();
+    for index in request.published_blocks.max(held)..end {
+        let (tables, content) = request.cold_fields.block_tables_and_content();
+        if kv.publish(tables, group, index, content) == PrefixCacheInsertOutcome::Deduplicated {
+            let sent = &mut request.cold_fields.windows.sent_entries;
+            *sent = (*sent).min(index);
+        }
     }
 }

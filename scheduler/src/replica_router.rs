@@ -93,7 +93,7 @@ impl ReplicaRouter {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use kvcache::{BlockTable, KvConfig};
+    use kvcache::{BlockTables, KvConfig, TableEntries};
     use protocol::{KvGroup, KvKind, KvSpec};
 
     const BLOCK_TOKENS: u32 = 4;
@@ -111,13 +111,14 @@ mod tests {
     /// Builds a cache that holds the first `blocks` blocks of the request.
     fn cache(config: &KvConfig, submit: &RequestSubmission, blocks: u32) -> KvCache {
         let mut kv = KvCache::new(config).unwrap();
-        let mut table = BlockTable::default();
-        kv.allocate(&mut table, blocks);
+        let mut tables = BlockTables::default();
+        kv.grow(&mut tables, TableEntries::all(blocks));
         let (tokens, block_keys) = (&submit.tokens[..], &submit.block_keys[..]);
         (0..blocks).for_each(|index| {
-            kv.publish(&mut table, index, SequenceContent { tokens, block_keys, extra_keys: None });
+            let content = SequenceContent { tokens, block_keys, extra_keys: None };
+            kv.publish(&mut tables, 0, index, content);
         });
-        kv.free(&mut table);
+        kv.free(&mut tables);
         kv
     }
 

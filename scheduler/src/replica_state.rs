@@ -35,7 +35,7 @@ impl ReplicaState {
     ) -> Result<Self, SchedulerConfigError> {
         let seq_slots = config.limits.seq_slot_count();
         Ok(Self {
-            state: ReplicaRequests::new(replica, seq_slots, config.kv.block_hasher()),
+            state: ReplicaRequests::new(replica, seq_slots, &config.kv),
             kv: KvCache::new(&config.kv)?,
             epoch: Epoch(1),
             failed_at_ms: None,
@@ -140,6 +140,10 @@ impl ReplicaState {
             tokens_recomputed_total: totals.recomputed_tokens,
             prefix_queries_total: totals.prefix_queries,
             prefix_hits_total: totals.prefix_hits,
+            prefix_tokens_missed_total: match self.kv.group_counts().windowed {
+                0 => Vec::new(),
+                _ => state.prefix_tokens_missed.to_vec(),
+            },
             rows_dropped_total: totals.rows_dropped,
             outputs_dropped_total: totals.outputs_dropped,
         }

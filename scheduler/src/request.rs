@@ -6,9 +6,10 @@
 
 mod blocks;
 
-use crate::cold_fields::RequestColdFields;
+use crate::cold_fields::{RequestColdFields, WindowTableState};
 use crate::mask_state::GrammarMaskState;
 use crate::{RequestSubmission, SchedulerConfig, StopReason, TokenEvent};
+use kvcache::{KvCache, TableEntries};
 use protocol::{RequestId, SequenceSlot, StepId, Token, TokenVec};
 
 /// Number of preemptions after which a request becomes non-preemptible.
@@ -49,9 +50,10 @@ pub(crate) struct Request {
     pub(crate) committed_kv_len: u32,
     /// Number of leading full blocks that are registered in the prefix cache.
     pub(crate) published_blocks: u32,
-    /// Number of block table entries.
+    /// Number of entries in the block tables of groups that keep all positions; `RequestColdFields::windows` has
+    /// the number for window groups.
     pub(crate) block_count: u32,
-    /// Number of leading block table entries that were sent to the executor.
+    /// Number of leading entries of these tables that were sent to the executor.
     pub(crate) sent_blocks: u32,
     /// Free blocks reserved for the growth of this request.
     pub(crate) reserved_blocks: u32,
@@ -262,9 +264,14 @@ impl Request {
     }
 
     /// Panics unless the fields of `Request` agree with the fields in `cold_fields`.
-    pub(crate) fn check(&self) {
-        let RequestColdFields { tokens, block_table: table, .. } = &*self.cold_fields;
-        assert_eq!(self.block_count, table.len(), "blocks of {:?} miscounted", self.id);
+    pub(crate) fn check(&self, kv: &KvCache) {
+        let RequestColdFields { tokens, block_tables, .. } = &*self.cold_fields;
+        let TableEntries { kept, windowed } = self.table_entries(kv);
+        let kept_groups = kv.group_counts().kept as usize;
+        for (group, table) in block_tables.iter().enumerate() {
+            let entries = if group < kept_groups { kept } else { windowed };
+            assert_eq!(entries, table.len(), "blocks of {:?} miscounted, group {group}", self.id);
+        }
         let flushed = tokens.len();
         assert!(
             (flushed..=flushed + TAIL_TOKENS).contains(&(self.len as usize)),
@@ -278,7 +285,8 @@ impl Request {
     /// Starts a new epoch: results of rows in flight will be dropped, and all committed tokens are
     /// recomputed. The block table must be empty.
     pub(crate) fn restart(&mut self) {
-        assert!(self.cold_fields.block_table.is_empty(), "a restarted request holds no blocks");
+        assert!(self.cold_fields.block_tables.is_empty(), "a restarted request holds no blocks");
+        self.cold_fields.windows = WindowTableState::default();
         self.epoch += 1;
         (self.computed_tokens, self.committed_kv_len, self.published_blocks, self.sent_blocks) =
             (0, 0, 0, 0);

@@ -346,7 +346,8 @@ impl Scheduler {
     /// Returns whether a replica's pool can hold a request of `limit` tokens.
     fn pool_can_hold(&self, replica: usize, limit: u32) -> bool {
         let kv = &self.replicas[replica].kv;
-        kv.blocks_for(limit) <= kv.counts().pool
+        let in_flight = self.config.limits.request_tokens_in_flight();
+        self.config.kv.spec.blocks_of_request(limit, in_flight) <= kv.counts().pool
     }
 
     /// Handles a replica whose executors have been restored. Requests that no longer fit its KV pool migrate

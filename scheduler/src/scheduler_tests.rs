@@ -3,7 +3,7 @@
 
 use super::*;
 use crate::RequestSubmission;
-use kvcache::{BlockTable, KvConfig};
+use kvcache::{BlockTables, KvConfig, TableEntries};
 use protocol::{KvGroup, KvKind, KvSpec, SequenceSlot};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -49,7 +49,7 @@ fn check_detects_inconsistent_counters() {
     type StateCorruptionFn = fn(&mut Scheduler);
     let cases: [(&str, StateCorruptionFn); 9] = [
         ("reference counts differ", |scheduler| {
-            scheduler.replicas[0].kv.allocate(&mut BlockTable::default(), 1);
+            scheduler.replicas[0].kv.grow(&mut BlockTables::default(), TableEntries::all(1));
         }),
         ("reserved blocks are not free", |scheduler| {
             scheduler.replicas[0].state.reserved_blocks = 100;

@@ -7,7 +7,7 @@ use crate::request::Request;
 use crate::request_queue::RequestQueue;
 use crate::slab::{RequestSlab, SlabSlot};
 use crate::stats::{ExecutorFailureCounts, RecomputedTokenCounts, RequeueReason, SpecDecodeStats};
-use kvcache::{BlockHasher, BlockTable, KvCache};
+use kvcache::{BlockHasher, BlockTables, KvCache, KvConfig};
 use protocol::{Replica, RequestId, SequenceSlot, StepId};
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
@@ -32,11 +32,13 @@ pub(crate) struct ReplicaRequests {
     pub(crate) blocked_head: Option<BlockedQueueHead>,
     pub(crate) hasher: BlockHasher,
     pub(crate) totals: ReplicaCounters,
+    /// For each KV group, the number of tokens by which its missing windows shortened prefix hits.
+    pub(crate) prefix_tokens_missed: Box<[u64]>,
     /// Free sequence slots, lowest first.
     free_seq_slots: BinaryHeap<Reverse<u32>>,
     /// Empty row buffers and block tables that are reused, so that a step does not allocate memory.
     spare_row_buffers: Vec<Vec<ScheduledRow>>,
-    spare_block_tables: Vec<BlockTable>,
+    spare_block_tables: Vec<BlockTables>,
 }
 
 /// A step in flight.
@@ -89,7 +91,7 @@ pub(crate) struct ReplicaCounters {
 }
 
 impl ReplicaRequests {
-    pub(crate) fn new(replica: Replica, seq_slots: u32, hasher: BlockHasher) -> Self {
+    pub(crate) fn new(replica: Replica, seq_slots: u32, kv: &KvConfig) -> Self {
         Self {
             replica,
             requests: RequestSlab::new(),
@@ -100,8 +102,9 @@ impl ReplicaRequests {
             steps_in_flight: VecDeque::new(),
             step: StepId(0),
             blocked_head: None,
-            hasher,
+            hasher: kv.block_hasher(),
             totals: ReplicaCounters::default(),
+            prefix_tokens_missed: vec![0; kv.spec.groups.len()].into(),
             free_seq_slots: (0..seq_slots).map(Reverse).collect(),
             spare_row_buffers: Vec::new(),
             spare_block_tables: Vec::new(),
@@ -150,7 +153,7 @@ impl ReplicaRequests {
         self.waiting.insert(request.cold_fields.queue_key, slot);
     }
 
-    pub(crate) fn take_spare_block_table(&mut self) -> BlockTable {
+    pub(crate) fn take_spare_block_tables(&mut self) -> BlockTables {
         self.spare_block_tables.pop().unwrap_or_default()
     }
 
@@ -185,15 +188,15 @@ impl ReplicaRequests {
     }
 
     /// Returns the block tables of all requests. Every block in use is in at least one of these tables.
-    pub(crate) fn block_tables(&self) -> impl Iterator<Item = &BlockTable> {
-        self.requests.iter().map(|(_, request)| &request.cold_fields.block_table)
+    pub(crate) fn block_tables(&self) -> impl Iterator<Item = &BlockTables> {
+        self.requests.iter().map(|(_, request)| &request.cold_fields.block_tables)
     }
 
     /// Recomputes every counter of the state from its requests and sequence slots; panics on a difference.
     pub(crate) fn check(&self, kv: &KvCache, seq_slots: u32) {
         self.check_counters(kv, seq_slots);
         self.check_queues();
-        self.check_in_flight();
+        self.check_in_flight(kv);
         let reserved: u32 = self.requests.iter().map(|(_, r)| r.reserved_blocks).sum();
         assert_eq!(reserved, self.reserved_blocks, "reserved blocks miscounted");
         let slots_in_use = self.running.slots().filter_map(|slot| self.requests[slot].seq_slot);
@@ -222,16 +225,17 @@ impl ReplicaRequests {
         }
         for request in self.waiting.slots().map(|slot| &self.requests[slot]) {
             waiting_tokens += request.tokens().len() as u64;
-            let is_empty = request.block_count == 0 && request.seq_slot.is_none();
+            let is_empty =
+                request.cold_fields.block_tables.is_empty() && request.seq_slot.is_none();
             assert!(is_empty, "a waiting request holds blocks or a sequence slot");
             assert_eq!((request.computed_tokens, request.rows_in_flight), (0, 0));
         }
         assert_eq!(waiting_tokens, self.waiting_tokens, "waiting tokens miscounted");
     }
 
-    fn check_in_flight(&self) {
+    fn check_in_flight(&self, kv: &KvCache) {
         for (slot, request) in self.requests.iter() {
-            request.check();
+            request.check(kv);
             let (mut rows, mut pending, mut draft_slack) = (0, 0, 0);
             for row in self.steps_in_flight.iter().flat_map(|scheduled| &scheduled.rows) {
                 let live = row.slot == slot && row.request == request.id;

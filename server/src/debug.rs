@@ -6,6 +6,7 @@ use axum::Json;
 use axum::extract::State;
 use engine::PrefixIndexSnapshot;
 use metrics::{STEP_RING_CAPACITY, StepTimingRecord};
+use protocol::BlockHash;
 use scheduler::BlockStats;
 use serde::Serialize;
 use serde_json::{Value, json};
@@ -63,14 +64,19 @@ pub(crate) async fn kv(State(app): State<Arc<AppState>>) -> Result<Json<Value>, 
 }
 
 fn cached_blocks_json(mut cached: PrefixIndexSnapshot) -> Value {
-    cached.hashes.sort_unstable_by_key(|hash| hash.0);
-    let hashes: Vec<String> = cached.hashes.iter().map(|hash| format!("{:016x}", hash.0)).collect();
+    let groups: Vec<Vec<String>> = cached.hashes.iter_mut().map(|hashes| sorted(hashes)).collect();
     json!({
         "dp_rank": cached.replica.0,
         "block_size": cached.block_tokens,
         "blocks": blocks(&cached.blocks),
-        "resident": hashes,
+        "resident": groups.first(),
+        "resident_by_group": groups,
     })
+}
+
+fn sorted(hashes: &mut [BlockHash]) -> Vec<String> {
+    hashes.sort_unstable_by_key(|hash| hash.0);
+    hashes.iter().map(|hash| format!("{:016x}", hash.0)).collect()
 }
 
 fn blocks(blocks: &BlockStats) -> Value {

@@ -157,10 +157,10 @@ fn scheduler(
     let requested = files.max_model_len;
     match build(requested) {
         Ok(scheduler) => Ok((scheduler, requested)),
-        Err(SchedulerConfigError::PoolTooSmall { tokens_in_pool, .. })
+        Err(SchedulerConfigError::PoolTooSmall { longest_request, .. })
             if args.model.max_model_len == MaxModelLenArg::Auto =>
         {
-            let max_model_len = u32::try_from(tokens_in_pool).unwrap_or(u32::MAX).min(requested);
+            let max_model_len = longest_request.min(requested);
             tracing::warn!(
                 max_model_len,
                 of_model = requested,

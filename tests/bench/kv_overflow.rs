@@ -6,7 +6,7 @@
 //! comparison: producing the batch with the whole index, on the publisher's thread, and copying all block
 //! hashes for `/debug/kv`, on the scheduler's thread.
 
-use kvcache::{BlockHasher, BlockTable, KvCache, KvConfig, SequenceContent};
+use kvcache::{BlockHasher, BlockTables, KvCache, KvConfig, SequenceContent, TableEntries};
 use metrics::kv_events::KvEventFormat;
 use metrics::kv_events::{
     EventJournal, FeedLimits, KvEventEncoder, KvEventFeed, PublisherCounters, PublisherWaker,
@@ -53,12 +53,12 @@ impl EvictingCache {
         let mut keys = Vec::new();
         self.hasher.extend_keys(&mut keys, &tokens, None);
         let content = SequenceContent { tokens: &tokens, block_keys: &keys, extra_keys: None };
-        let mut table = BlockTable::default();
-        self.kv.allocate(&mut table, STEP_BLOCKS);
+        let mut tables = BlockTables::default();
+        self.kv.grow(&mut tables, TableEntries::all(STEP_BLOCKS));
         for index in 0..STEP_BLOCKS {
-            self.kv.publish(&mut table, index, content);
+            self.kv.publish(&mut tables, 0, index, content);
         }
-        self.kv.free(&mut table);
+        self.kv.free(&mut tables);
     }
 }
 
@@ -102,7 +102,7 @@ fn step_cost_with_a_stalled_publisher() {
         rank: 0,
         block_tokens: BLOCK_TOKENS,
         medium: "GPU",
-        kinds: vec!["full_attention"],
+        kinds: vec![protocol::KvKind::Full],
         token_ids: true,
     };
     let mut journal = EventJournal::new(encoder, 0, 10);
@@ -140,6 +140,6 @@ fn step_cost_with_a_stalled_publisher() {
     let (everything, told) = publish();
     assert_eq!(told, BLOCKS as usize, "blocks in a subscriber's index");
     println!("the batch of everything, on the publisher's thread: {everything:?}");
-    let (took, hashes) = timed(|| cache.kv.indexed_hashes().collect::<Vec<_>>().len());
+    let (took, hashes) = timed(|| cache.kv.indexed_hashes(0).collect::<Vec<_>>().len());
     println!("a copy of {hashes} hashes for /debug/kv: {took:?}");
 }

@@ -15,7 +15,8 @@ pub(crate) struct BatchChecker {
     /// Number of steps of the replica that were sent and whose output has not arrived.
     pub(crate) in_flight: u32,
     last_step: u64,
-    block_tables: Vec<Vec<BlockId>>,
+    /// Block tables by sequence slot and KV group.
+    block_tables: Vec<Vec<Vec<BlockId>>>,
     block_readers: Vec<u16>,
 }
 
@@ -85,42 +86,63 @@ impl BatchChecker {
             "request {id}: {} ids from the sequence slot",
             row.len
         );
+        let groups = config.kv_kinds().count();
         if self.block_tables.len() <= seq_slot as usize {
-            self.block_tables.resize_with(seq_slot as usize + 1, Vec::new);
+            self.block_tables.resize_with(seq_slot as usize + 1, || vec![Vec::new(); groups]);
         }
-        let table = &mut self.block_tables[seq_slot as usize];
+        let tables = &mut self.block_tables[seq_slot as usize];
         if row.seq_init.is_some() {
-            table.clear();
+            tables.iter_mut().for_each(Vec::clear);
         }
         for update in &row.table_updates {
-            table.truncate(update.first_entry as usize);
+            let known = usize::from(update.group) < groups;
+            ensure!("I7", known, "request {id}: update of group {} of {groups}", update.group);
+            let table = &mut tables[usize::from(update.group)];
+            table.resize(update.first_entry as usize, BlockId::NULL);
             table.extend_from_slice(&update.blocks);
         }
         let (least, most) = (end.div_ceil(size), limit.div_ceil(size));
-        let blocks = table.len() as u32;
-        ensure!(
-            "I7",
-            (least..=most).contains(&blocks),
-            "request {id} [{}, {end}) of {limit}: {blocks} blocks, expected {least} to {most}",
-            row.start
-        );
+        for (group, table) in tables.iter().enumerate() {
+            let blocks = table.len() as u32;
+            ensure!(
+                "I7",
+                (least..=most).contains(&blocks),
+                "request {id} [{}, {end}) of {limit}: {blocks} blocks in group {group}, expected \
+                 {least} to {most}",
+                row.start
+            );
+        }
+        self.release_behind_windows(row, config);
         Ok(())
     }
 
-    /// Checks that a block that this step writes has only one entry, in only one block table.
+    /// Removes the blocks that the row and later rows do not read, because the scheduler may have allocated them
+    /// to other requests.
+    fn release_behind_windows(&mut self, row: &BatchRow, config: &SimConfig) {
+        let tables = &mut self.block_tables[row.seq_slot.0 as usize];
+        for (kind, table) in config.kv_kinds().zip(tables) {
+            let first_read = (kind.first_read(row.start) / config.block_tokens()) as usize;
+            table[..first_read].fill(BlockId::NULL);
+        }
+    }
+
+    /// Checks that a block that this step writes has only one entry, in only one block table of all groups.
     fn check_writers(&mut self, batch: &Batch, config: &SimConfig) -> CheckResult {
         self.block_readers.clear();
         // The configured pool size bounds all block indices, because pools of restored executors are never
         // larger than configured.
         self.block_readers.resize(config.scheduler.kv.blocks as usize, 0);
         for row in &batch.rows {
-            for block in &self.block_tables[row.seq_slot.0 as usize] {
+            let tables = self.block_tables[row.seq_slot.0 as usize].iter().flatten();
+            for block in tables.filter(|block| **block != BlockId::NULL) {
                 self.block_readers[block.0 as usize] += 1;
             }
         }
         let size = config.block_tokens();
-        for row in &batch.rows {
-            let table = &self.block_tables[row.seq_slot.0 as usize];
+        let tables = |row: &'_ BatchRow| &self.block_tables[row.seq_slot.0 as usize];
+        for (row, table) in
+            batch.rows.iter().flat_map(|row| tables(row).iter().map(move |table| (row, table)))
+        {
             let furthest = row.start + row.input.draft_slack();
             let last = (furthest + row.len + u32::from(row.drafts) - 1) / size;
             for index in row.start / size..=last {

@@ -17,6 +17,7 @@ fn device(drafts: u8) -> HashModel {
         vocab: 50,
         drafts,
         slot_access: KvSlotAccess::ReadWrite,
+        kinds: vec![protocol::KvKind::Full],
     })
 }
 

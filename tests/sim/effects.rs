@@ -38,9 +38,10 @@ impl SimWorld {
             match effect {
                 SchedulerEffect::KvEvents { replica, events } => {
                     let size = self.config.block_tokens();
+                    let kinds: Vec<_> = self.config.kv_kinds().collect();
                     for event in &events {
                         self.trace.line(|| trace_format::format_kv_event(replica.0, event));
-                        self.replicas[usize::from(replica.0)].mirror.apply(event, size)?;
+                        self.replicas[usize::from(replica.0)].mirror.apply(event, size, &kinds)?;
                     }
                     if let Some(subscriber) = &mut self.replicas[usize::from(replica.0)].subscriber
                     {
@@ -90,7 +91,7 @@ impl SimWorld {
                     | FinishReason::Stop(StopReason::StopToken(_) | StopReason::Pooled)
             )
         ) {
-            self.check_blocks_stay_cached(index)?;
+            self.check_blocks_stay_cached(index, event.preemptions)?;
         }
         Ok(())
     }

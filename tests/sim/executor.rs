@@ -76,6 +76,7 @@ impl SimExecutor {
             vocab: limits.vocab_size,
             drafts: limits.draft_tokens,
             slot_access: KvSlotAccess::ReadWrite,
+            kinds: kv.spec.groups.iter().map(|group| group.kind).collect(),
         };
         Self {
             epoch,

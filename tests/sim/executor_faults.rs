@@ -292,9 +292,9 @@ impl SimWorld {
             return blocks;
         }
         let blocks = self.rng.between(1, blocks);
-        let size = self.config.block_tokens();
         for client in &mut self.clients {
-            client.allowed.unavailable |= client.limit().div_ceil(size) > blocks;
+            let needed = self.config.blocks_of_request(client.limit());
+            client.allowed.unavailable |= needed > blocks;
         }
         blocks
     }

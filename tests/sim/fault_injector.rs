@@ -42,6 +42,16 @@ pub(crate) enum InjectedFault {
     ClientIdUsedAsRequestId,
     /// An abort by client id ends only one of the requests that share it.
     AbortByClientIdMissesDuplicate,
+    /// The block tables of window groups begin one entry too late.
+    WindowTableOffByOne,
+    /// The block table changes of the first window group are sent for the last group.
+    WindowTablesMixedUp,
+    /// The block tables of window groups are sent with the first row of a request only.
+    WindowGrowthNotSent,
+    /// After a preemption, the block tables of window groups are not sent again.
+    WindowTableNotResent,
+    /// A block of a window group is evicted without a KV event.
+    WindowEvictionWithoutEvent,
     /// In a lockstep group, a rank without rows gets no batch.
     IdleRankGetsNoBatch,
     /// Each rank of a lockstep group pads its MoE layers to its own number of tokens.
@@ -66,6 +76,15 @@ impl InjectedFault {
         Self::QueuedHeartbeatsCountTwice,
         Self::ClientIdUsedAsRequestId,
         Self::AbortByClientIdMissesDuplicate,
+    ];
+
+    /// Faults that only simulations of models with window groups can detect.
+    pub(crate) const WINDOW_FAULTS: [Self; 5] = [
+        Self::WindowTableOffByOne,
+        Self::WindowTablesMixedUp,
+        Self::WindowGrowthNotSent,
+        Self::WindowTableNotResent,
+        Self::WindowEvictionWithoutEvent,
     ];
 
     /// Faults that only simulations with a lockstep group can detect.
@@ -153,6 +172,14 @@ impl FaultInjector {
                 {
                     events.retain(|event| !matches!(event, KvEvent::Removed { .. }));
                 }
+                SchedulerEffect::KvEvents { events, .. }
+                    if self.injects(InjectedFault::WindowEvictionWithoutEvent) =>
+                {
+                    let is_hidden = |group: u8| group > 0;
+                    events.retain(|event| {
+                        !matches!(event, KvEvent::Removed { group, .. } if is_hidden(*group))
+                    });
+                }
                 _ => {}
             }
         }
@@ -209,10 +236,11 @@ impl FaultInjector {
             Some(InjectedFault::DeduplicationNotSent) => sequence.table_entries,
             _ => 0,
         };
-        if let Some(update) = row.table_updates.last() {
+        if let Some(update) = row.table_updates.iter().find(|update| update.group == 0) {
             sequence.table_entries = update.first_entry + update.blocks.len() as u32;
         }
         remove_entries_below(row, kept);
+        self.alter_window_tables(row, sent_before > 0);
         let host_fed = !matches!(row.input, RowInput::SampledAt { .. });
         self.alter_input(row, sequence);
         if row.samples && host_fed {
@@ -221,6 +249,31 @@ impl FaultInjector {
         let at_prompt_end = row.epoch > 0 && row.start + row.len == sequence.prompt_len;
         row.samples |= at_prompt_end && self.injects(InjectedFault::SampleAtPromptEnd);
         self.sequences.insert(row.request, sequence);
+    }
+
+    /// Alters the changes of block tables other than the first. `was_sent`: a row of the request was sent before.
+    fn alter_window_tables(&self, row: &mut BatchRow, was_sent: bool) {
+        let is_first = row.seq_init.is_some();
+        match self.fault {
+            Some(InjectedFault::WindowTableOffByOne) => {
+                for update in row.table_updates.iter_mut().filter(|update| update.group > 0) {
+                    update.first_entry += u32::from(is_first);
+                }
+            }
+            Some(InjectedFault::WindowTablesMixedUp) => {
+                let last = row.table_updates.iter().map(|update| update.group).max().unwrap_or(0);
+                for update in row.table_updates.iter_mut().filter(|update| update.group == 1) {
+                    update.group = if last > 1 { last } else { 0 };
+                }
+            }
+            Some(InjectedFault::WindowGrowthNotSent) if !is_first => {
+                row.table_updates.retain(|update| update.group == 0);
+            }
+            Some(InjectedFault::WindowTableNotResent) if is_first && was_sent => {
+                row.table_updates.retain(|update| update.group == 0);
+            }
+            _ => {}
+        }
     }
 
     /// If the scheduler has not received the input token of a row yet, alters the step from which the row
@@ -251,9 +304,9 @@ fn is_empty_batch(effect: &SchedulerEffect) -> bool {
     matches!(effect, SchedulerEffect::SendBatch { batch, .. } if batch.rows.is_empty())
 }
 
-/// Removes the block table entries with an index below `kept` from the updates of a row.
+/// Removes the entries with an index below `kept` from the changes of a row's block table in the first group.
 fn remove_entries_below(row: &mut BatchRow, kept: u32) {
-    for update in &mut row.table_updates {
+    for update in row.table_updates.iter_mut().filter(|update| update.group == 0) {
         let missing = kept.saturating_sub(update.first_entry).min(update.blocks.len() as u32);
         update.blocks.drain(..missing as usize);
         update.first_entry += missing;

@@ -36,11 +36,13 @@ impl SimWorld {
             ensure!("I6", blocks.in_use + blocks.reserved == 0, "replica {index}: {blocks:?}");
             let (dropped, stale) = (stats.outputs_dropped_total, replica_state.stale_outputs);
             ensure!("I16", dropped == stale, "{stale} stale outputs, {dropped} dropped");
-            let stored: BTreeSet<BlockHash> = replica_state.mirror.hashes().collect();
+            let stored: BTreeSet<(u8, BlockHash)> = replica_state.mirror.hashes().collect();
             let indexed = introspection::indexed_hashes(&self.scheduler, Replica(index as u16));
             ensure!("I14", stored == indexed, "replica {index}: {stored:?}, index {indexed:?}");
             let cached = blocks.cached as usize;
             ensure!("I14", stored.len() == cached, "{} stored, {cached} cached", stored.len());
+            let missed = stats.prefix_tokens_missed_total.iter().sum::<u64>();
+            self.counts.missed_hits += u64::from(missed > 0);
             self.counts.preemptions += stats.preemptions_total;
             self.counts.stored += replica_state.mirror.stored;
             self.counts.removed += replica_state.mirror.removed;

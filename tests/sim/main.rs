@@ -43,4 +43,5 @@ mod subscriber;
 mod suite;
 mod trace;
 mod trace_format;
+mod window_memory;
 mod world;

@@ -127,6 +127,7 @@ impl AddAssign for SimCounts {
         self.requests += other.requests;
         self.preemptions += other.preemptions;
         self.hits += other.hits;
+        self.missed_hits += other.missed_hits;
         self.stored += other.stored;
         self.removed += other.removed;
         self.lifetimes += other.lifetimes;

@@ -7,21 +7,30 @@ use crate::invariant::{CheckResult, ensure};
 use crate::world::{SimReplica, SimWorld};
 use protocol::Batch;
 
+/// Number of preemptions after which a request is no longer preemptible.
+const SHARING_PREEMPTIONS: u32 = 4;
+
 impl SimWorld {
     /// Checks A5: all full blocks of a successfully finished request, output tokens included, are prefix hits
-    /// for a prompt that continues the request, unless short hashes collided or the cache was cleared.
-    pub(crate) fn check_blocks_stay_cached(&self, index: usize) -> CheckResult {
+    /// for a prompt that continues the request, unless short hashes collided or the cache was cleared. Requests
+    /// that are no longer preemptible do not share the blocks of their windows.
+    pub(crate) fn check_blocks_stay_cached(&self, index: usize, preemptions: u32) -> CheckResult {
         let kv = &self.config.scheduler.kv;
+        let has_windows = self.config.kv_kinds().any(|kind| kind.window().is_some());
+        if has_windows && preemptions >= SHARING_PREEMPTIONS {
+            return Ok(());
+        }
         if !kv.caching || kv.hash_bits < 64 || self.cleared || self.failure_in_tick {
             return Ok(());
         }
         let (client, size) = (&self.clients[index], self.config.block_tokens());
+        let kinds: Vec<_> = self.config.kv_kinds().collect();
         let salt = client.submit.extra_keys.as_ref().and_then(|extra| extra.salt.as_deref());
         let full = (client.known_tokens.len() as u32 - 1) / size;
         let found = self
             .replicas
             .iter()
-            .any(|s| s.mirror.has_prefix(&client.known_tokens, full, size, salt));
+            .any(|s| s.mirror.has_prefix(&client.known_tokens, full, size, salt, &kinds));
         ensure!("A5", found, "request {}: not all of its {full} blocks are cached", index + 1);
         Ok(())
     }
@@ -114,6 +123,7 @@ impl SimWorld {
     /// are cached under the request's salt.
     pub(crate) fn check_prefix_hits(&mut self, index: usize, batch: &Batch) -> CheckResult {
         let size = self.config.block_tokens();
+        let kinds: Vec<_> = self.config.kv_kinds().collect();
         for row in batch.rows.iter().filter(|row| row.seq_init.is_some() && row.start > 0) {
             let client = &self.clients[row.request.0 as usize - 1];
             let salt = client.submit.extra_keys.as_ref().and_then(|extra| extra.salt.as_deref());
@@ -124,6 +134,7 @@ impl SimWorld {
                 start / size,
                 size,
                 salt,
+                &kinds,
             );
             ensure!("I4", found, "request {id} starts at {start}, but its prefix is not cached");
             self.counts.hits += 1;

@@ -1,6 +1,7 @@
 //! Configuration of a simulation, drawn from its seed: sizes, limits, load, and fault rates.
 
 use crate::rng::SimRng;
+use protocol::{KvGroup, KvKind, KvSpec};
 use scheduler::{KvConfig, LifetimeSampleRate, RoutingPolicy, SchedulerConfig, SchedulerLimits};
 
 /// First seed of simulations with a lockstep group: from this seed on, the replicas are the 2 to 8 ranks of
@@ -12,6 +13,8 @@ pub(crate) const GROUP_SEEDS_FROM: u64 = 1_000_000_000;
 pub(crate) const LATE_DRAWS_STREAM: u64 = 0x1000_0000_0000_0000;
 /// First seed of simulations with broken links and with KV-event subscribers that disconnect.
 pub(crate) const LINK_SEEDS_FROM: u64 = 2_000_000_000;
+/// First seed of simulations of models with window groups.
+pub(crate) const WINDOW_SEEDS_FROM: u64 = 3_000_000_000;
 
 /// Configuration of a simulation, determined by its seed.
 #[derive(Debug, Clone)]
@@ -193,6 +196,48 @@ impl SimConfig {
         config
     }
 
+    /// Draws the configuration of a simulation of a model with window groups, with or without a lockstep group and
+    /// broken links.
+    pub(crate) fn draw_windows(rng: &mut SimRng) -> Self {
+        let draws =
+            [Self::draw, Self::draw, Self::draw, Self::draw, Self::draw_group, Self::draw_links];
+        let draw = rng.pick(&draws);
+        let mut config = draw(rng);
+        let (size, longest) = (config.block_tokens(), config.max_model_len());
+        // Groups with the fewest blocks for their window: rows begin and end at each offset within a block.
+        let kept = rng.pick(&[1, 1, 1, 1, 2, 0]);
+        let windows = rng.between(1, 3);
+        let mut window = || {
+            let tokens = match rng.below(6) {
+                0 => 2,
+                1 => size,
+                2 => size + 1,
+                3 => size * rng.between(1, 4),
+                4 => rng.scaled(1, longest),
+                _ => longest,
+            };
+            // Without a group that keeps all positions, the hash model reads its context from the last position.
+            KvKind::Window { tokens: tokens.max(2) }
+        };
+        let kinds: Vec<_> = (0..kept).map(|_| KvKind::Full).collect();
+        let kinds = kinds.into_iter().chain((0..windows).map(|_| window()));
+        let group = |kind| KvGroup { layers: vec![0], kind, bytes_per_block: 1 };
+        let kv = &mut config.scheduler.kv;
+        let pools = kv.blocks / longest.div_ceil(size);
+        kv.spec.groups = kinds.map(group).collect();
+        if kept == 0 {
+            // The subscriber cannot distinguish the parents of blocks with colliding hashes.
+            kv.hash_bits = 64;
+        }
+        let least = config.blocks_of_request(longest);
+        config.scheduler.kv.blocks = match rng.below(4) {
+            0 => least,
+            1 => least + rng.between(0, least),
+            _ => least.saturating_mul(pools.max(1)).clamp(least, least.max(1024)),
+        };
+        config
+    }
+
     /// Draws the settings that were added to the simulator later. They use a separate random number
     /// generator, so that simulations in which these settings are disabled stay unchanged.
     pub(crate) fn draw_late_additions(&mut self, rng: &mut SimRng) {
@@ -220,6 +265,17 @@ impl SimConfig {
         self.scheduler.kv.spec.block_tokens
     }
 
+    /// Kinds of the KV groups.
+    pub(crate) fn kv_kinds(&self) -> impl Iterator<Item = KvKind> {
+        self.scheduler.kv.spec.groups.iter().map(|group| group.kind)
+    }
+
+    /// Maximum number of blocks that a request of `len` tokens holds at a time.
+    pub(crate) fn blocks_of_request(&self, len: u32) -> u32 {
+        let in_flight = self.scheduler.limits.request_tokens_in_flight();
+        self.scheduler.kv.spec.blocks_of_request(len, in_flight)
+    }
+
     /// Maximum total length of prompt and output in tokens.
     pub(crate) fn max_model_len(&self) -> u32 {
         self.scheduler.limits.max_model_len
@@ -227,7 +283,6 @@ impl SimConfig {
 }
 
 fn kv_config(rng: &mut SimRng, block_tokens: u32, blocks: u32) -> KvConfig {
-    use protocol::{KvGroup, KvKind, KvSpec};
     let group = KvGroup { layers: vec![0], kind: KvKind::Full, bytes_per_block: 1 };
     let spec = KvSpec { block_tokens, groups: vec![group] };
     let mut kv = KvConfig::new(spec, blocks, [rng.next_u64(), rng.next_u64()]);

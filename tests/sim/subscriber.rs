@@ -9,11 +9,11 @@ use crate::world::SimWorld;
 use protocol::{BlockHash, KvEvent, Replica};
 use std::collections::{BTreeSet, VecDeque};
 
-/// Change that a KV event makes to a subscriber's set of cached blocks.
+/// Change that a KV event makes to a subscriber's set of cached blocks of a KV group.
 #[derive(Debug, Clone)]
 enum IndexChange {
-    Stored(Vec<BlockHash>),
-    Removed(Vec<BlockHash>),
+    Stored(u8, Vec<BlockHash>),
+    Removed(u8, Vec<BlockHash>),
     Cleared,
 }
 
@@ -28,7 +28,7 @@ enum CatchUpSource {
 /// A KV-event subscriber, and the replay buffer of its publisher.
 #[derive(Debug)]
 pub(crate) struct SimKvEventSubscriber {
-    cached_hashes: BTreeSet<BlockHash>,
+    cached_hashes: BTreeSet<(u8, BlockHash)>,
     /// Whether the subscriber is connected to the publisher.
     connected: bool,
     /// Number of event batches published so far.
@@ -57,8 +57,8 @@ impl SimKvEventSubscriber {
     /// Publishes a batch of KV events, which a connected subscriber receives.
     pub(crate) fn publish(&mut self, events: &[KvEvent]) {
         let changes = events.iter().map(|event| match event {
-            KvEvent::Stored { hashes, .. } => IndexChange::Stored(hashes.clone()),
-            KvEvent::Removed { hashes, .. } => IndexChange::Removed(hashes.clone()),
+            KvEvent::Stored { hashes, group, .. } => IndexChange::Stored(*group, hashes.clone()),
+            KvEvent::Removed { hashes, group } => IndexChange::Removed(*group, hashes.clone()),
             KvEvent::Cleared => IndexChange::Cleared,
         });
         self.replay_buffer.push_back(changes.collect());
@@ -77,9 +77,11 @@ impl SimKvEventSubscriber {
         for changes in self.replay_buffer.iter().skip(self.replay_buffer.len() - missed) {
             for change in changes {
                 match change {
-                    IndexChange::Stored(hashes) => self.cached_hashes.extend(hashes),
-                    IndexChange::Removed(hashes) => hashes.iter().for_each(|hash| {
-                        self.cached_hashes.remove(hash);
+                    IndexChange::Stored(group, hashes) => {
+                        self.cached_hashes.extend(hashes.iter().map(|hash| (*group, *hash)));
+                    }
+                    IndexChange::Removed(group, hashes) => hashes.iter().for_each(|hash| {
+                        self.cached_hashes.remove(&(*group, *hash));
                     }),
                     IndexChange::Cleared => self.cached_hashes.clear(),
                 }
@@ -90,7 +92,7 @@ impl SimKvEventSubscriber {
 
     /// Reconnects, and applies the missed changes: from the replay buffer or, if it no longer has all missed
     /// batches, from the prefix index `listing`.
-    fn reconnect(&mut self, listing: &BTreeSet<BlockHash>) -> CatchUpSource {
+    fn reconnect(&mut self, listing: &BTreeSet<(u8, BlockHash)>) -> CatchUpSource {
         self.connected = true;
         if (self.batches_published - self.batches_received) as usize <= self.replay_buffer.len() {
             self.replay();
@@ -160,7 +162,7 @@ fn subscriber_misses_batches_outside_the_replay_buffer() {
         let (hashes, tokens, extra_keys) = (vec![BlockHash(hash)], vec![1], vec![Vec::new()]);
         [KvEvent::Stored { hashes, parent: None, tokens, extra_keys, group: 0 }]
     };
-    let index: BTreeSet<_> = (1..=3).map(BlockHash).collect();
+    let index: BTreeSet<_> = (1..=3).map(|hash| (0, BlockHash(hash))).collect();
     for (capacity, caught) in [(2, CatchUpSource::FromReplay), (1, CatchUpSource::FromSnapshot)] {
         let mut subscriber = SimKvEventSubscriber::new(capacity);
         subscriber.publish(&stored(1));

@@ -16,7 +16,7 @@ use crate::invariant::{CheckResult, ensure};
 use crate::process_pause::{PROCESS_PAUSES_MAX, ProcessPause};
 use crate::rng::SimRng;
 use crate::sim_config::{
-    FaultRates, GROUP_SEEDS_FROM, LATE_DRAWS_STREAM, LINK_SEEDS_FROM, SimConfig,
+    FaultRates, GROUP_SEEDS_FROM, LATE_DRAWS_STREAM, LINK_SEEDS_FROM, SimConfig, WINDOW_SEEDS_FROM,
 };
 use crate::subscriber::SimKvEventSubscriber;
 use crate::trace::SimTrace;
@@ -76,6 +76,8 @@ pub(crate) struct SimCounts {
     pub(crate) requests: u64,
     pub(crate) preemptions: u64,
     pub(crate) hits: u64,
+    /// Number of replicas on which missing windows shortened a prefix hit.
+    pub(crate) missed_hits: u64,
     pub(crate) stored: u64,
     pub(crate) removed: u64,
     pub(crate) lifetimes: u64,
@@ -181,6 +183,7 @@ impl SimWorld {
     pub(crate) fn new(seed: u64, fault: Option<InjectedFault>, readable: bool) -> Self {
         let mut rng = SimRng::new(seed);
         let draw = match seed {
+            WINDOW_SEEDS_FROM.. => SimConfig::draw_windows,
             LINK_SEEDS_FROM.. => SimConfig::draw_links,
             GROUP_SEEDS_FROM.. => SimConfig::draw_group,
             _ => SimConfig::draw,

@@ -3,8 +3,9 @@
 //!
 //! The model has KV slots and sequence slots, as a device does, but no reference counts and no scheduling
 //! policy. The next token is a hash of the whole prefix **read back through the block table**, KV slot by KV
-//! slot, so an aliased, stale, freed or misplaced block gives a wrong token immediately. As on a device,
-//! reads happen after all rows of the step have written. With `KvSlotAccess::Untouched`, the token is a hash
+//! slot, so an aliased, stale, freed or misplaced block gives a wrong token immediately. Window groups are read
+//! through their own tables: the KV entries in the window of each query must continue the same prefix. As on a
+//! device, reads happen after all rows of the step have written. With `KvSlotAccess::Untouched`, the token is a hash
 //! of the request's key and the position, and no KV slot is accessed: steps then take almost no time, for
 //! HTTP benchmarks.
 //!
@@ -17,8 +18,8 @@
 pub(crate) mod text;
 
 use protocol::{
-    Batch, BatchRow, BitmaskRow, BlockId, Epoch, RequestId, RowError, RowInput, RowOutput, StepId,
-    StepOutput, StepTiming, Token, TokenBitmask,
+    Batch, BatchRow, BitmaskRow, BlockId, BlockTableUpdate, Epoch, KvKind, RequestId, RowError,
+    RowInput, RowOutput, StepId, StepOutput, StepTiming, Token, TokenBitmask,
 };
 use text::{EMPTY, HashSampler, POISON, avalanche, entry, fold};
 
@@ -32,7 +33,7 @@ pub(crate) enum KvSlotAccess {
 }
 
 /// Sizes of a simulated device.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 pub(crate) struct HashModelConfig {
     /// Number of KV blocks in the pool.
     pub(crate) blocks: u32,
@@ -44,6 +45,31 @@ pub(crate) struct HashModelConfig {
     pub(crate) drafts: u8,
     /// Whether KV slots are written and read.
     pub(crate) slot_access: KvSlotAccess,
+    /// Kinds of the KV groups, all of which use the same pool.
+    pub(crate) kinds: Vec<KvKind>,
+}
+
+/// Contents of a KV slot.
+#[derive(Debug, Clone, Copy)]
+struct HashKvSlot {
+    /// KV entry of the token, changed by the number of the group.
+    entry: u64,
+    /// Context after the token: hash of the KV entries of all positions up to and including its own.
+    context: u64,
+}
+
+impl HashKvSlot {
+    const POISON: Self = Self { entry: POISON, context: POISON };
+
+    /// Contents after `entry` has been written to a slot of `group`.
+    fn new(group: usize, entry: u64, context: u64) -> Self {
+        Self { entry: entry ^ group_salt(group), context }
+    }
+}
+
+/// Value that distinguishes the entries of a group; 0 for the first group.
+fn group_salt(group: usize) -> u64 {
+    (group as u64).wrapping_mul(0xa076_1d64_78bd_642f)
 }
 
 /// Error for a batch that no device could run; contains a description of the problem.
@@ -71,7 +97,8 @@ struct HashSequenceState {
     request: RequestId,
     epoch: u32,
     sampler: HashSampler,
-    table: Vec<BlockId>,
+    /// Block table of each KV group.
+    tables: Vec<Vec<BlockId>>,
     /// The last sampled token, whose KV entry is not written yet, and the step that sampled it.
     last: Option<(Token, StepId)>,
     /// Position of the token `last`.
@@ -95,7 +122,7 @@ struct ResolvedRowInput {
 #[derive(Debug)]
 pub(crate) struct HashModel {
     config: HashModelConfig,
-    slots: Vec<u64>,
+    slots: Vec<HashKvSlot>,
     sequence_slots: Vec<Option<HashSequenceState>>,
     filled: Vec<FilledBlock>,
     shifted_rows: u64,
@@ -108,7 +135,7 @@ impl HashModel {
     pub(crate) fn new(config: HashModelConfig) -> Self {
         let slots = match config.slot_access {
             KvSlotAccess::ReadWrite => {
-                vec![POISON; config.blocks as usize * config.block_tokens as usize]
+                vec![HashKvSlot::POISON; config.blocks as usize * config.block_tokens as usize]
             }
             KvSlotAccess::Untouched => Vec::new(),
         };
@@ -128,7 +155,7 @@ impl HashModel {
         let size = self.config.block_tokens as usize;
         let from = block.0 as usize * size;
         if let Some(slots) = self.slots.get_mut(from..from + size) {
-            slots.fill(POISON);
+            slots.fill(HashKvSlot::POISON);
         }
     }
 
@@ -235,30 +262,16 @@ impl HashModel {
                 request: row.request,
                 epoch: row.epoch,
                 sampler,
-                table: Vec::new(),
+                tables: vec![Vec::new(); self.config.kinds.len()],
                 last: None,
                 next: 0,
                 pooled_sum: 0,
                 drafts: None,
             });
         }
-        let blocks = self.config.blocks;
-        let sequence = self.sequence_mut(row)?;
-        for update in &row.table_updates {
-            let from = update.first_entry as usize;
-            if update.group != 0 || from > sequence.table.len() {
-                return fail(row, format_args!("table update {update:?} leaves a hole"));
-            }
-            if update.blocks.iter().any(|b| b.0 >= blocks) {
-                return fail(
-                    row,
-                    format_args!("table update {update:?} leaves the pool of {blocks}"),
-                );
-            }
-            sequence.table.truncate(from);
-            sequence.table.extend_from_slice(&update.blocks);
-        }
-        Ok(())
+        let Self { config, sequence_slots, .. } = self;
+        let sequence = sequence_of_mut(sequence_slots, row)?;
+        row.table_updates.iter().try_for_each(|update| sequence.update_table(config, update, row))
     }
 
     /// Returns the first position and the input ids of a row, from the batch or from the sequence slot.
@@ -306,13 +319,18 @@ impl HashModel {
         let sequence = sequence_of(sequence_slots, row)?;
         let wanted = sequence.sampler.sampling.prompt_logprobs;
         let failed = output.error.is_some();
-        let mut context = read(slots, &sequence.table, config, span.start, row)?;
+        let mut context = read(slots, sequence, config, span.start, span.start, row)?;
         for (i, &id) in span.ids.iter().enumerate() {
             let position = span.start + i as u32;
             let value = entry(context, id);
             context = fold(context, value);
-            let slot = slot(&sequence.table, config, position, row)?;
-            slots[slot] = if failed { POISON } else { value };
+            for group in 0..config.kinds.len() {
+                let slot = slot(&sequence.tables[group], config, position, row)?;
+                slots[slot] = match failed {
+                    true => HashKvSlot::POISON,
+                    false => HashKvSlot::new(group, value, context),
+                };
+            }
             if (position + 1).is_multiple_of(config.block_tokens) && !failed {
                 filled.push(FilledBlock { row: index, end: position + 1, context });
             }
@@ -344,7 +362,7 @@ impl HashModel {
         let sequence = sequence_of_mut(sequence_slots, row)?;
         let first = span.start + row.len; // This is the position of the first token that the row emits.
         let mut context = match config.slot_access {
-            KvSlotAccess::ReadWrite => read(slots, &sequence.table, config, first, row)?,
+            KvSlotAccess::ReadWrite => read(slots, sequence, config, first, first - 1, row)?,
             KvSlotAccess::Untouched => {
                 avalanche(sequence.sampler.key ^ avalanche(u64::from(first)))
             }
@@ -381,8 +399,8 @@ impl HashModel {
                 break;
             }
             output.accepted += 1;
-            let slot = slot(&sequence.table, config, position, row)?;
-            context = fold(context, slots.get(slot).copied().unwrap_or_default());
+            let slot = slot(&sequence.tables[0], config, position, row)?;
+            context = fold(context, slots.get(slot).map_or(0, |slot| slot.entry));
         }
         sequence.draft(context, config.drafts);
         Ok(())
@@ -400,7 +418,7 @@ impl HashModel {
         let sequence = sequence_of_mut(sequence_slots, row)?;
         let Some(method) = sequence.sampler.sampling.pooling.clone() else { return Ok(()) };
         let mut context = match config.slot_access {
-            KvSlotAccess::ReadWrite => read(slots, &sequence.table, config, span.start, row)?,
+            KvSlotAccess::ReadWrite => read(slots, sequence, config, span.start, span.start, row)?,
             KvSlotAccess::Untouched => EMPTY,
         };
         for &id in &span.ids {
@@ -424,6 +442,31 @@ impl HashModel {
 }
 
 impl HashSequenceState {
+    /// Applies a block table update. In a window group, entries below the first one are never read and may be
+    /// missing.
+    fn update_table(
+        &mut self,
+        config: &HashModelConfig,
+        update: &BlockTableUpdate,
+        row: &BatchRow,
+    ) -> HashModelResult<()> {
+        let (group, from, blocks) =
+            (usize::from(update.group), update.first_entry as usize, config.blocks);
+        let Some(table) = self.tables.get_mut(group) else {
+            return fail(row, format_args!("table update {update:?} of an unknown group"));
+        };
+        let may_begin_later = config.kinds[group].window().is_some() && table.is_empty();
+        if from > table.len() && !may_begin_later {
+            return fail(row, format_args!("table update {update:?} leaves a hole"));
+        }
+        if update.blocks.iter().any(|b| b.0 >= blocks) {
+            return fail(row, format_args!("table update {update:?} leaves the pool of {blocks}"));
+        }
+        table.resize(from, BlockId::NULL);
+        table.extend_from_slice(&update.blocks);
+        Ok(())
+    }
+
     /// Sets an invalid last token and invalid draft tokens after a failed row, because a row of a later step
     /// that is already in flight may still read the sequence slot.
     fn invalidate_last(&mut self, step: StepId, next: u32, drafts: u8) {
@@ -461,9 +504,43 @@ impl HashSequenceState {
 }
 
 /// Returns the context at position `end`: the hash of the KV entries of positions `[0, end)`, read KV slot by
-/// KV slot through the block table.
+/// KV slot through the block table of the first group. Without a group that keeps all positions, it is read from
+/// the slot of the last position.
+///
+/// The slots of each window group that the query at position `query` reads must contain the last of these
+/// entries; otherwise the result is a wrong context.
 fn read(
-    slots: &[u64],
+    slots: &[HashKvSlot],
+    sequence: &HashSequenceState,
+    config: &HashModelConfig,
+    end: u32,
+    query: u32,
+    row: &BatchRow,
+) -> HashModelResult<u64> {
+    let context = match (config.kinds[0].window(), end) {
+        (_, 0) => EMPTY,
+        (None, _) => read_all(slots, &sequence.tables[0], config, end, row)?,
+        (Some(_), _) => slots[slot(&sequence.tables[0], config, end - 1, row)?].context,
+    };
+    for (group, kind) in config.kinds.iter().enumerate().filter(|(_, k)| k.window().is_some()) {
+        let mut before = None;
+        for position in kind.first_read(query)..end {
+            let read = slots[slot(&sequence.tables[group], config, position, row)?];
+            let after = before.map(|before| fold(before, read.entry ^ group_salt(group)));
+            if after.is_some_and(|after| after != read.context) {
+                return Ok(avalanche(context ^ read.context));
+            }
+            before = Some(read.context);
+        }
+        if before.is_some_and(|before| before != context) {
+            return Ok(avalanche(context));
+        }
+    }
+    Ok(context)
+}
+
+fn read_all(
+    slots: &[HashKvSlot],
     table: &[BlockId],
     config: &HashModelConfig,
     end: u32,
@@ -478,7 +555,7 @@ fn read(
         }
         let from = block.0 as usize * size;
         let count = left.min(size);
-        context = slots[from..from + count].iter().fold(context, |c, &e| fold(c, e));
+        context = slots[from..from + count].iter().fold(context, |c, slot| fold(c, slot.entry));
         left -= count;
     }
     if left > 0 {
@@ -499,6 +576,7 @@ fn slot(
 ) -> HashModelResult<usize> {
     let size = config.block_tokens;
     match table.get((position / size) as usize) {
+        Some(&BlockId::NULL) => fail(row, format_args!("position {position} has no block")),
         Some(block) => Ok((block.0 * size + position % size) as usize),
         None => fail(
             row,
@@ -547,8 +625,7 @@ pub(crate) mod thread {
     use protocol::link::{InProcessLink, LinkError, MessageLink};
     use protocol::{
         Batch, BitmaskRow, ExecutorCommand, ExecutorEvent, ExecutorHello, ExecutorReady, KvGroup,
-        KvKind, KvSpec, PROTOCOL_VERSION, ProfilerStatus, Rank, StepCost, WarmUpReport,
-        WeightsDigest,
+        KvSpec, PROTOCOL_VERSION, ProfilerStatus, Rank, StepCost, WarmUpReport, WeightsDigest,
     };
     use std::collections::VecDeque;
     use std::time::Duration;
@@ -604,8 +681,9 @@ pub(crate) mod thread {
         link: InProcessLink<ExecutorEvent, ExecutorCommand>,
     ) -> Result<(), LinkError> {
         let mut link = BufferedExecutorLink::new(link);
-        let group = KvGroup { layers: vec![0], kind: KvKind::Full, bytes_per_block: 1 };
-        let spec = KvSpec { block_tokens: config.block_tokens, groups: vec![group] };
+        let group = |&kind| KvGroup { layers: vec![0], kind, bytes_per_block: 1 };
+        let groups = config.kinds.iter().map(group).collect();
+        let spec = KvSpec { block_tokens: config.block_tokens, groups };
         let blocks = config.blocks;
         let device = "hash model".to_owned();
         let (build, manifest) = (String::new(), 0);
@@ -624,12 +702,12 @@ pub(crate) mod thread {
             kv_blocks: blocks,
             step_cost: StepCost::default(),
         }))?;
-        let mut model = HashModel::new(config);
+        let mut model = HashModel::new(config.clone());
         loop {
             match link.next()? {
                 None | Some(ExecutorCommand::Bitmask(_)) => {}
                 Some(ExecutorCommand::AllocateKv { blocks }) => {
-                    model = HashModel::new(HashModelConfig { blocks, ..config });
+                    model = HashModel::new(HashModelConfig { blocks, ..config.clone() });
                     link.send(ExecutorEvent::Ready(ExecutorReady {
                         kv_blocks: blocks,
                         capture_sizes: Vec::new(),

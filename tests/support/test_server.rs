@@ -483,6 +483,7 @@ fn hash_device(
         vocab: small_tokenizer::VOCAB,
         drafts: 0,
         slot_access: setup.slot_access,
+        kinds: vec![protocol::KvKind::Full],
     };
     let mut model = HashModel::new(config);
     let tokens_of = match setup.alphabet {

@@ -5,8 +5,8 @@
 
 use crate::schedule_rng::InterleavingRng;
 use kvcache::{
-    BlockHasher, BlockTable, ExtraKeys, KvCache, KvConfig, PrefixCacheInsertOutcome,
-    SequenceContent,
+    BlockHasher, BlockTables, ExtraKeys, KvCache, KvConfig, PrefixCacheInsertOutcome,
+    SequenceContent, TableEntries,
 };
 use metrics::kv_events::KvEventFormat;
 use metrics::kv_events::{
@@ -29,7 +29,7 @@ const BLOCK_TOKENS: u32 = 2;
 struct InterleavingServer {
     kv: KvCache,
     hasher: BlockHasher,
-    held_tables: Vec<BlockTable>,
+    held_tables: Vec<BlockTables>,
     feed: KvEventFeed,
     changes: Receiver<QueuedKvEvents>,
     counters: Arc<PublisherCounters>,
@@ -84,8 +84,8 @@ impl InterleavingServer {
             0 => self.kv.clear(),
             1..=4 if !self.held_tables.is_empty() => {
                 let at = rng.below(self.held_tables.len() as u32) as usize;
-                let mut table = self.held_tables.swap_remove(at);
-                self.kv.free(&mut table);
+                let mut tables = self.held_tables.swap_remove(at);
+                self.kv.free(&mut tables);
             }
             5 => {}
             _ => self.request(rng),
@@ -112,15 +112,16 @@ impl InterleavingServer {
         if more + hit.evictable > self.kv.available_blocks() {
             return;
         }
-        let mut table = BlockTable::default();
-        self.kv.pin(&mut table, &found);
-        self.kv.allocate(&mut table, more);
+        let mut tables = BlockTables::default();
+        self.kv.pin(&mut tables, hit.blocks, &found);
+        self.kv.grow(&mut tables, TableEntries::all(hit.blocks + more));
         for index in hit.blocks..length / BLOCK_TOKENS {
-            if self.kv.publish(&mut table, index, content) == PrefixCacheInsertOutcome::Rejected {
+            if self.kv.publish(&mut tables, 0, index, content) == PrefixCacheInsertOutcome::Rejected
+            {
                 break;
             }
         }
-        self.held_tables.push(table);
+        self.held_tables.push(tables);
     }
 
     /// Encodes the KV events in the feed's queue as batches, as the publisher's thread does, and appends the
@@ -137,7 +138,7 @@ impl InterleavingServer {
     }
 
     fn index(&self) -> BTreeSet<ExternalBlockHash> {
-        self.kv.indexed_hashes().map(|hash| ExternalBlockHash::Number(hash.0)).collect()
+        self.kv.indexed_hashes(0).map(|hash| ExternalBlockHash::Number(hash.0)).collect()
     }
 }
 

@@ -12,8 +12,8 @@ pub struct PrefixIndexSnapshot {
     pub block_tokens: u32,
     /// Number of KV blocks in each state.
     pub blocks: BlockStats,
-    /// Hashes of the cached blocks that prefix hits can find, in no particular order.
-    pub hashes: Vec<BlockHash>,
+    /// For each KV group, the hashes of the cached blocks that prefix hits can find, in no particular order.
+    pub hashes: Vec<Vec<BlockHash>>,
 }
 
 impl PrefixIndexSnapshot {
@@ -21,7 +21,9 @@ impl PrefixIndexSnapshot {
     /// steps; all further processing happens on other threads.
     pub fn of(engine: &Scheduler, replica: Replica, blocks: BlockStats) -> Self {
         let kv = engine.kv(replica);
-        let hashes = kv.indexed_hashes().collect();
+        let counts = kv.group_counts();
+        let groups = 0..(counts.kept + counts.windowed) as u8;
+        let hashes = groups.map(|group| kv.indexed_hashes(group).collect()).collect();
         Self { replica, block_tokens: kv.block_tokens(), blocks, hashes }
     }
 }

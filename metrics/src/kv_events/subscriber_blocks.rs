@@ -108,12 +108,14 @@ impl SubscriberBlocks {
             group_idx: stored.group_idx.unwrap_or(0),
             hash: hash.clone(),
         };
+        // Blocks of a sliding window are stored and removed without regard to the preceding blocks.
+        let is_window = stored.kv_cache_spec_sliding_window.is_some();
         let mut parent = stored.parent_block_hash.clone();
         for hash in &stored.block_hashes {
             if *hash == ExternalBlockHash::Number(0) {
                 violations.push(KvEventViolation::ZeroHash);
             }
-            if let Some(parent) = &parent {
+            if let Some(parent) = parent.as_ref().filter(|_| !is_window) {
                 match self.blocks.get_mut(&key(parent)) {
                     Some(block) => block.children += 1,
                     None if self.is_complete => {
@@ -123,7 +125,8 @@ impl SubscriberBlocks {
                     None => {}
                 }
             }
-            let block = SubscriberBlock { parent: parent.replace(hash.clone()), children: 0 };
+            let parent = parent.replace(hash.clone()).filter(|_| !is_window);
+            let block = SubscriberBlock { parent, children: 0 };
             if self.blocks.insert(key(hash), block).is_some() {
                 violations.push(KvEventViolation::StoredTwice(hash.clone()));
             }
@@ -198,6 +201,25 @@ mod tests {
             set.apply(event, &mut violations);
         }
         (set.len(), violations.iter().map(KvEventViolation::to_string).collect())
+    }
+
+    #[test]
+    fn blocks_of_windows_have_no_parents() {
+        let window = |parent, hashes: &[u64]| match stored(parent, hashes) {
+            DecodedKvEvent::BlockStored(stored) => DecodedKvEvent::BlockStored(BlockStored {
+                kv_cache_spec_kind: Some("sliding_window".to_owned()),
+                kv_cache_spec_sliding_window: Some(4),
+                ..stored
+            }),
+            other => other,
+        };
+        let events = [
+            DecodedKvEvent::AllBlocksCleared,
+            window(Some(9), &[1, 2, 3]),
+            removed(&[1, 2]),
+            window(Some(1), &[2]),
+        ];
+        assert_eq!(apply_all(&events), (2, Vec::new()));
     }
 
     #[test]

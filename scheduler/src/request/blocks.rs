@@ -2,47 +2,85 @@
 
 use super::Request;
 use crate::cold_fields::RequestColdFields;
-use kvcache::{BlockHasher, BlockTable, KvCache, SequenceContent};
+use kvcache::{BlockHasher, BlockTables, KvCache, SequenceContent, TableEntries};
 use protocol::{BlockId, PoolingMethod};
 
 impl Request {
     /// Returns whether the prompt may use cached blocks. It may not if prompt logprobs or certain pooling
-    /// methods need every position to be forwarded.
-    pub(crate) fn may_use_prefix_cache(&self) -> bool {
+    /// methods need every position to be forwarded, or if the request must own the blocks of its windows.
+    pub(crate) fn may_use_prefix_cache(&self, kv: &KvCache) -> bool {
         let sampling = &self.cold_fields.params.sampling;
-        if sampling.pooling.as_ref().is_some_and(PoolingMethod::reads_every_token) {
+        if sampling.pooling.as_ref().is_some_and(PoolingMethod::reads_every_token)
+            || self.owns_windows(kv)
+        {
             return false;
         }
         sampling.prompt_logprobs.is_none()
             || self.cold_fields.prompt_logprobs_sent >= self.cold_fields.prompt_len
     }
 
-    /// Adds a reference to each block of a prefix hit, appends the blocks to the empty table `table`, and
-    /// makes it the block table of the request. The request must hold no blocks.
+    /// Returns whether the blocks of the request in window groups are never shared. A non-preemptible request
+    /// releases such blocks into its reserve, for which they must become available.
+    pub(crate) fn owns_windows(&self, kv: &KvCache) -> bool {
+        self.non_preemptible && kv.group_counts().windowed > 0
+    }
+
+    /// Returns the number of entries in the block tables.
+    #[inline]
+    pub(crate) fn table_entries(&self, kv: &KvCache) -> TableEntries {
+        let has_windows = kv.group_counts().windowed > 0;
+        let windowed = if has_windows { self.cold_fields.windows.entries } else { 0 };
+        TableEntries { kept: self.block_count, windowed }
+    }
+
+    /// Returns the number of entries in the shortest block table.
+    #[inline]
+    pub(crate) fn smallest_table(&self, kv: &KvCache) -> u32 {
+        let TableEntries { kept, windowed } = self.table_entries(kv);
+        if kv.group_counts().windowed > 0 { windowed } else { kept }
+    }
+
+    /// Adds a reference to each block of a prefix hit of `blocks` blocks, makes the blocks the entries of the
+    /// empty tables `tables`, and makes these the block tables of the request. The request must hold no blocks.
     pub(crate) fn pin_blocks(
         &mut self,
-        mut table: BlockTable,
-        hit_blocks: &[BlockId],
+        mut tables: BlockTables,
+        blocks: u32,
+        found: &[BlockId],
         kv: &mut KvCache,
     ) {
-        kv.pin(&mut table, hit_blocks);
-        self.block_count = table.len();
-        self.cold_fields.block_table = table;
+        kv.pin(&mut tables, blocks, found);
+        let cold = &mut *self.cold_fields;
+        cold.block_tables = tables;
+        self.set_table_entries(TableEntries::all(blocks), kv);
     }
 
-    /// Allocates `count` blocks and appends them to the block table of the request.
-    pub(crate) fn allocate_blocks(&mut self, count: u32, kv: &mut KvCache) {
-        kv.allocate(&mut self.cold_fields.block_table, count);
-        self.block_count += count;
+    /// Allocates blocks until each block table has at least `entries` entries.
+    pub(crate) fn grow_tables(&mut self, entries: TableEntries, kv: &mut KvCache) {
+        let current = self.table_entries(kv);
+        let entries = TableEntries {
+            kept: entries.kept.max(current.kept),
+            windowed: entries.windowed.max(current.windowed),
+        };
+        kv.grow(&mut self.cold_fields.block_tables, entries);
+        self.set_table_entries(entries, kv);
     }
 
-    /// Frees all blocks of the request. Returns the emptied block table, so that another request can reuse
-    /// its memory.
-    pub(crate) fn free_blocks(&mut self, kv: &mut KvCache) -> BlockTable {
-        let mut table = std::mem::take(&mut self.cold_fields.block_table);
-        kv.free(&mut table);
-        self.block_count = 0;
-        table
+    fn set_table_entries(&mut self, entries: TableEntries, kv: &KvCache) {
+        let TableEntries { kept, windowed } = kv.group_counts();
+        self.block_count = if kept > 0 { entries.kept } else { 0 };
+        if windowed > 0 {
+            self.cold_fields.windows.entries = entries.windowed;
+        }
+    }
+
+    /// Frees all blocks of the request. Returns the emptied block tables, so that another request can reuse
+    /// their memory.
+    pub(crate) fn free_blocks(&mut self, kv: &mut KvCache) -> BlockTables {
+        let mut tables = std::mem::take(&mut self.cold_fields.block_tables);
+        kv.free(&mut tables);
+        self.set_table_entries(TableEntries::default(), kv);
+        tables
     }
 
     /// Computes the keys (hash and guard) of the request's full blocks that have no key yet.

@@ -136,7 +136,7 @@ impl KvEventTestSubscriber {
 /// Block hashes in the engine's prefix index.
 fn index(server: &TestServer) -> BTreeSet<String> {
     let resident = server.client().cached_blocks().blocking_recv().unwrap();
-    resident[0].hashes.iter().map(|hash| format!("{:016x}", hash.0)).collect()
+    resident[0].hashes[0].iter().map(|hash| format!("{:016x}", hash.0)).collect()
 }
 
 /// Prompt number `number`; the prompts share prefixes and form a tree.

@@ -39,6 +39,7 @@ const UNCHANGED_SERIES: &[(&str, &str)] = &[
     ("hadron:executor_start_failures_total{cause=\"weights_changed\"}", "executors here come up"),
     ("hadron:grammar_masks_failed_total", "a request that spends ten seconds on its masks"),
     ("hadron:graph_replays_total", "only GPUs record steps"),
+    ("hadron:prefix_cache_window_misses_total", "the models have no windows"),
     ("hadron:requests_recovered_total{cause=\"fault\"}", "devices here end with their process"),
     ("hadron:spec_decode_synthetic_acceptance_rate", "drafts are verified"),
     ("hadron:startup_seconds{phase=\"comm\"}", "a single executor joins no other rank"),
