@@ -21,7 +21,8 @@ impl BlockTableLimits {
         let of_group = |group: &KvGroup| Self {
             kind: group.kind,
             width: longest.div_ceil(spec.block_tokens) as usize,
-            update_entries: group.blocks_of_request(longest, in_flight, spec.block_tokens) as usize,
+            update_entries: group.kind.blocks_of_request(longest, in_flight, spec.block_tokens)
+                as usize,
         };
         spec.groups.iter().map(of_group).collect()
     }
