@@ -34,19 +34,19 @@ pub enum ExecutorError {
     /// The KV cache cannot store one request of `--max-model-len` tokens or, without that flag, one block of
     /// tokens.
     #[error(
-        "{blocks} KV blocks of {block_tokens} tokens hold {capacity} tokens, at least {kv_tokens_min} are \
-         required (--max-model-len, or one block without it): raise --kv-cache-memory-bytes or \
+        "{kv_tokens_min} tokens need {needed} KV blocks of {block_tokens} tokens, the pool has {blocks} \
+         (--max-model-len, or one block without it): raise --kv-cache-memory-bytes or \
          --num-gpu-blocks-override, or lower --max-model-len"
     )]
     KvTooSmall {
         /// Number of blocks in the KV pool.
         blocks: u32,
+        /// Number of blocks that a request of `kv_tokens_min` tokens needs, in all KV groups together.
+        needed: u32,
         /// Number of positions per block.
         block_tokens: u32,
         /// Minimum number of token positions of the KV cache (`ExecutorSettings::kv_tokens_min`).
         kv_tokens_min: u32,
-        /// Number of token positions of the KV cache.
-        capacity: u64,
     },
     /// With `KvCacheSize::Auto` on a CPU, the KV cache takes a share of the host's free memory. This share is
     /// too small for `kv_tokens_min` tokens.
@@ -251,11 +251,41 @@ pub enum BatchError {
         seq_slot: SequenceSlot,
     },
     /// A block table update leaves a gap in the block table, exceeds the maximum length of a block table, or
-    /// names an unknown KV cache group.
-    #[error("the block table update of request {} does not fit its block table", request.0)]
+    /// replaces more entries than a request can hold blocks of the KV group.
+    #[error(
+        "the block table update of request {} does not fit its block table of KV group {group}",
+        request.0
+    )]
     InvalidTableUpdate {
         /// Id of the request that the row belongs to.
         request: RequestId,
+        /// KV group of the block table.
+        group: u8,
+    },
+    /// A block table update names a KV group that the model does not have.
+    #[error("request {} updates a block table of KV group {group}, the model has {groups}", request.0)]
+    UnknownKvGroup {
+        /// Id of the request that the row belongs to.
+        request: RequestId,
+        /// KV group of the update.
+        group: u8,
+        /// Number of KV groups of the model.
+        groups: usize,
+    },
+    /// The block table of a window begins after the first key that the row reads.
+    #[error(
+        "request {} reads position {position}, its block table of KV group {group} begins at entry {first}",
+        request.0
+    )]
+    WindowNotCovered {
+        /// Id of the request that the row belongs to.
+        request: RequestId,
+        /// KV group of the block table.
+        group: usize,
+        /// First position that the row reads.
+        position: u32,
+        /// First entry of the block table.
+        first: usize,
     },
     /// Draft passes need the hidden state of the token before the row, but the device does not store this
     /// hidden state.
@@ -267,10 +297,15 @@ pub enum BatchError {
         position: u32,
     },
     /// The block table does not cover all positions of the row.
-    #[error("request {} writes position {position}, its block table has {entries} entries", request.0)]
+    #[error(
+        "request {} writes position {position}, its block table of KV group {group} has {entries} entries",
+        request.0
+    )]
     TableTooShort {
         /// Id of the request that the row belongs to.
         request: RequestId,
+        /// KV group of the block table.
+        group: usize,
         /// First position of the row without a block table entry.
         position: u32,
         /// Number of entries in the block table.

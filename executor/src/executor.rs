@@ -3,10 +3,11 @@
 use crate::expert_load_report::ExpertLoadReporter;
 use crate::model_context::ModelContext;
 use crate::open_device::OpenedDevice;
+use crate::sequence_slots::BlockTableLimits;
 use crate::spec_decode::{self, ProposerModel};
 use crate::step::{
-    self, GraphCapturePlan, PendingStep, StepDeviceState, StepGraphs, StepLimits, StepState,
-    StepStateSize, TokenBitmaskSource, UnconstrainedBitmaskSource,
+    self, GraphCapturePlan, PendingStep, STEPS_IN_FLIGHT, StepDeviceState, StepGraphs, StepLimits,
+    StepState, StepStateSize, TokenBitmaskSource, UnconstrainedBitmaskSource,
 };
 use crate::trace::{StepTracer, TraceSession};
 use crate::{
@@ -15,8 +16,8 @@ use crate::{
 };
 use models::sharding::{ParallelRanks, UnevenSplitError};
 use models::{
-    ForwardError, LoadedModel, ModelLoadError, ModelLoadOptions, kv_layout, kv_spec, load_eagle3,
-    load_model,
+    ForwardError, KvGrouping, LoadedModel, ModelLoadError, ModelLoadOptions, kv_layout, kv_spec,
+    load_eagle3, load_model,
 };
 use ops::{BatchUpperBounds, DType, Ops, StepShape};
 use protocol::{
@@ -48,6 +49,8 @@ pub struct Executor {
     config: ExecutorConfig,
     model: ModelContext,
     ranks: ParallelRanks,
+    /// Assignment of the target model's layers to KV groups.
+    kv_grouping: KvGrouping,
     spec: KvSpec,
     weights: WeightsDigest,
     /// Records traces of steps; `None` = no trace folder is configured.
@@ -81,6 +84,9 @@ impl Executor {
         }
         let ops = Ops::new(backend, dtype)?;
         progress(StartupPhaseProgress { phase: StartupPhase::Load, done: 0, total: 0 }); // The total is reported during the load.
+        let max_positions = settings.max_model_len as usize;
+        let device_drafts = spec_decode::runs_on_device(settings.speculative);
+        let kv_grouping = KvGrouping::new(&config.model, max_positions, device_drafts);
         let mut loader = ModelLoader {
             ops: &ops,
             settings,
@@ -94,11 +100,13 @@ impl Executor {
         };
         let target = &config.model;
         let LoadedModel { model, mtp, score } =
-            loader.load(placement, |options| load_model(&settings.model_dir, target, options))?;
+            loader.load(placement, &kv_grouping, |options| {
+                load_model(&settings.model_dir, target, options)
+            })?;
         let digest = std::mem::take(&mut loader.digest);
         let draft = config.draft.as_ref().zip(settings.draft_model_dir.as_deref());
         let draft = draft.map(|(draft, dir)| {
-            loader.load(None, |options| match draft.eagle {
+            loader.load(None, &KvGrouping::single(draft), |options| match draft.eagle {
                 Some(_) => load_eagle3(dir, draft, target, options)
                     .map(Box::new)
                     .map(ProposerModel::Eagle3),
@@ -112,7 +120,7 @@ impl Executor {
         }
         let weights = digest.with_draft(loader.digest);
         ops.device().finish_loading();
-        let spec = combined_kv_spec(&config, kv_dtype, &ranks)?;
+        let spec = combined_kv_spec(&config, &kv_grouping, kv_dtype, &ranks)?;
         let rank = config.settings.rank.0;
         let folder = config.settings.profile_dir.clone();
         let tracer = folder.map(|folder| StepTracer::new(ops.device(), folder, rank));
@@ -126,7 +134,8 @@ impl Executor {
         let score = score.map(Arc::from);
         let model_context =
             ModelContext { ops, model, score, proposer, tp, dp, vocab_shard, expert_load_reporter };
-        Ok(Self { config, model: model_context, ranks, spec, weights, state: None, tracer })
+        let (state, model) = (None, model_context);
+        Ok(Self { state, config, model, ranks, kv_grouping, spec, weights, tracer })
     }
 
     /// Returns digests of the loaded weights: of the target model, and of the draft model if there is one.
@@ -141,10 +150,9 @@ impl Executor {
         &mut self,
         progress: &mut dyn FnMut(StartupPhaseProgress),
     ) -> Result<WarmUpReport, ExecutorError> {
-        let block_tokens = self.config.settings.block_tokens;
         let gpu = self.model.ops.device().captures_graphs();
         let passes = warm_up::warm_up_passes(&self.config.settings, self.max_logits_rows(), gpu);
-        let mut state = self.state(warm_up::blocks(&passes, block_tokens))?;
+        let mut state = self.state(warm_up::blocks(&passes, &self.spec))?;
         if gpu {
             self.precompile(&passes, &mut state.device, progress)?;
         }
@@ -152,7 +160,7 @@ impl Executor {
         progress(StartupPhaseProgress { phase, done: 0, total });
         let step_cost = warm_up::measure(
             &passes,
-            block_tokens,
+            &self.spec,
             gpu,
             |batch| {
                 state.submit(&self.model, batch, &mut UnconstrainedBitmaskSource, None)?.finish()
@@ -161,7 +169,7 @@ impl Executor {
         )?;
         let blocks = self.blocks(&state)?;
         drop(state);
-        kv_sizing::check(blocks, block_tokens, self.config.settings.kv_tokens_min)?;
+        self.check_kv_blocks(blocks)?;
         Ok(WarmUpReport { kv_spec: self.spec.clone(), kv_blocks: blocks, step_cost })
     }
 
@@ -172,8 +180,7 @@ impl Executor {
         blocks: u32,
         progress: &mut dyn FnMut(StartupPhaseProgress),
     ) -> Result<ExecutorReady, ExecutorError> {
-        let settings = &self.config.settings;
-        kv_sizing::check(blocks, settings.block_tokens, settings.kv_tokens_min)?;
+        self.check_kv_blocks(blocks)?;
         self.state = None;
         let mut state = self.state(blocks)?;
         let (plan, shapes) = (self.capture_plan(), self.graph_shapes());
@@ -252,6 +259,23 @@ impl Executor {
         (kv, draft_buffers.expect("the proposer runs on the device"), &self.model)
     }
 
+    /// Maximum number of tokens in the steps in flight.
+    fn tokens_in_flight(&self) -> u32 {
+        (STEPS_IN_FLIGHT as u32).saturating_mul(self.config.settings.tokens_per_step)
+    }
+
+    /// Number of KV blocks that one request of `kv_tokens_min` tokens needs.
+    fn kv_blocks_min(&self) -> u32 {
+        self.spec.blocks_of_request(self.config.settings.kv_tokens_min, self.tokens_in_flight())
+    }
+
+    /// Returns an error if a pool of `blocks` blocks is too small for a request of `kv_tokens_min` tokens.
+    fn check_kv_blocks(&self, blocks: u32) -> Result<(), ExecutorError> {
+        let settings = &self.config.settings;
+        let tokens = settings.kv_tokens_min;
+        kv_sizing::check(blocks, self.kv_blocks_min(), settings.block_tokens, tokens)
+    }
+
     /// Returns the number of KV blocks that fit on this rank. The free memory is measured after everything
     /// except the KV cache has been allocated.
     fn blocks(&self, state: &StepState) -> Result<u32, ExecutorError> {
@@ -263,9 +287,9 @@ impl Executor {
             let blocks = kv_sizing::blocks(kv, memory.free_bytes, block_bytes, ranks);
             kv_sizing::check_host(blocks, block_bytes, ranks, memory)?;
             if matches!(kv, KvCacheSize::Auto) {
-                let longest = settings.kv_tokens_min;
-                let needed = longest.div_ceil(settings.block_tokens);
-                kv_sizing::check_share(blocks, block_bytes, needed, memory.free_bytes, longest)?;
+                let needed = self.kv_blocks_min();
+                let tokens = settings.kv_tokens_min;
+                kv_sizing::check_share(blocks, block_bytes, needed, memory.free_bytes, tokens)?;
             }
             return Ok(blocks);
         }
@@ -388,18 +412,23 @@ impl Executor {
         let ExecutorSettings { block_tokens, max_num_seqs, max_model_len, .. } = settings;
         let (device, longest) = (self.model.ops.device(), *max_model_len as usize);
         let dtype = open_device::kv_dtype(&self.config.settings, self.model.ops.dtype());
-        let layout = |model: &models::ModelConfig| {
+        let layout = |model: &models::ModelConfig, grouping: &KvGrouping| {
             let (blocks, block_tokens) = (blocks as usize, *block_tokens as usize);
-            kv_layout(model, dtype, blocks, block_tokens, device.kv_order(), &self.ranks)
+            let order = device.kv_order();
+            kv_layout(model, grouping, dtype, blocks, block_tokens, order, &self.ranks)
                 .map_err(uneven_heads_error)
         };
-        let kv = layout(model)?;
-        let draft_kv = draft.as_ref().map(layout).transpose()?;
+        let kv = layout(model, &self.kv_grouping)?;
+        let draft_layout = |draft| layout(draft, &KvGrouping::single(draft));
+        let draft_kv = draft.as_ref().map(draft_layout).transpose()?;
+        let tables =
+            BlockTableLimits::of_groups(&self.spec, *max_model_len, self.tokens_in_flight());
         let limits = StepLimits {
             tokens: self.config.settings.tokens_per_step as usize,
             rows: *max_num_seqs as usize,
             block_tokens: *block_tokens,
-            table_width: longest.div_ceil(*block_tokens as usize),
+            groups: tables.len(),
+            table_update_entries: tables.iter().map(|group| group.update_entries).sum(),
             vocab: model.vocab,
             hidden: draft.as_ref().map_or(model, |draft| draft).hidden,
             speculation: self.config.settings.speculative,
@@ -407,7 +436,7 @@ impl Executor {
         };
         let (logits_rows, top) = (self.max_logits_rows(), self.max_top_logprobs());
         let size = StepStateSize { kv, draft_kv, limits, longest, logits_rows, top_logprobs: top };
-        StepState::new(&self.model.ops, self.config.settings.epoch, size)
+        StepState::new(&self.model.ops, self.config.settings.epoch, size, tables)
     }
 }
 
@@ -432,6 +461,7 @@ impl ModelLoader<'_> {
     fn load<T>(
         &mut self,
         placement: Option<&ExpertPlacement>,
+        kv_grouping: &KvGrouping,
         how: impl FnOnce(ModelLoadOptions<'_>) -> Result<T, ModelLoadError>,
     ) -> Result<T, ModelLoadError> {
         self.bytes_before += std::mem::take(&mut self.model_bytes);
@@ -441,6 +471,7 @@ impl ModelLoader<'_> {
             placement,
             format: source(self.settings),
             kv_dtype: self.kv_dtype,
+            kv_grouping,
             max_positions: self.settings.max_model_len as usize,
             threads: self.threads,
             progress: &mut |done, total| {
@@ -453,19 +484,24 @@ impl ModelLoader<'_> {
     }
 }
 
-/// Returns the KV cache layout of the target model. Each block also stores the draft model's keys and values.
+/// Returns the KV cache layout of the target model, whose layers are grouped by `grouping`. The draft model's
+/// KV pool has the same block ids, so that each block of any group has space for its keys and values.
 fn combined_kv_spec(
     config: &ExecutorConfig,
+    grouping: &KvGrouping,
     dtype: DType,
     ranks: &ParallelRanks,
 ) -> Result<KvSpec, ExecutorError> {
-    let of = |model: &models::ModelConfig| {
-        kv_spec(model, dtype, config.settings.block_tokens, ranks).map_err(uneven_heads_error)
+    let of = |model: &models::ModelConfig, grouping: &KvGrouping| {
+        let block_tokens = config.settings.block_tokens;
+        kv_spec(model, grouping, dtype, block_tokens, ranks).map_err(uneven_heads_error)
     };
-    let mut spec = of(&config.model)?;
-    let draft_spec = config.draft.as_ref().map(of).transpose()?;
-    if let (Some(group), Some(draft_spec)) = (spec.groups.first_mut(), draft_spec) {
-        group.bytes_per_block += draft_spec.bytes_per_block();
+    let mut spec = of(&config.model, grouping)?;
+    if let Some(draft) = &config.draft {
+        let draft_bytes = of(draft, &KvGrouping::single(draft))?.bytes_per_block();
+        for group in &mut spec.groups {
+            group.bytes_per_block += draft_bytes;
+        }
     }
     Ok(spec)
 }

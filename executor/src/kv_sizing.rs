@@ -95,15 +95,16 @@ pub(crate) fn check_host(
     Ok(())
 }
 
-/// Returns an error if the KV pool has fewer than `kv_tokens_min` token positions.
+/// Returns an error if the KV pool has fewer than `needed` blocks of `block_tokens` tokens, which one request
+/// of `kv_tokens_min` tokens needs in all KV groups together.
 pub(crate) fn check(
     blocks: u32,
+    needed: u32,
     block_tokens: u32,
     kv_tokens_min: u32,
 ) -> Result<(), ExecutorError> {
-    let capacity = u64::from(blocks) * u64::from(block_tokens);
-    if capacity < u64::from(kv_tokens_min) {
-        return Err(ExecutorError::KvTooSmall { blocks, block_tokens, kv_tokens_min, capacity });
+    if blocks < needed {
+        return Err(ExecutorError::KvTooSmall { blocks, needed, block_tokens, kv_tokens_min });
     }
     Ok(())
 }
@@ -181,8 +182,8 @@ mod tests {
 
     #[test]
     fn pool_smaller_than_one_request_is_rejected() {
-        assert!(check(4, 16, 64).is_ok());
-        let text = check(4, 16, 65).unwrap_err().to_string();
-        assert!(text.contains("hold 64 tokens, at least 65 are required"), "{text}");
+        assert!(check(4, 4, 16, 64).is_ok());
+        let text = check(4, 5, 16, 65).unwrap_err().to_string();
+        assert!(text.contains("65 tokens need 5 KV blocks of 16 tokens, the pool has 4"), "{text}");
     }
 }

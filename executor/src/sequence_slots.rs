@@ -6,9 +6,11 @@
 //! state, so an executor may fail at any time.
 
 mod block_table_change;
+mod block_table_limits;
 mod token_bitmask;
 
 pub(crate) use block_table_change::BlockTableChange;
+pub(crate) use block_table_limits::BlockTableLimits;
 pub(crate) use token_bitmask::{bitmask_words, stage_bitmask};
 
 use crate::BatchError;
@@ -22,7 +24,9 @@ use token_bitmask::stage_allowed_mask;
 /// Host part of the state of all sequence slots.
 pub(crate) struct HostSequenceSlots {
     states: Vec<HostSequenceState>,
-    table_width: usize,
+    /// Limits of the block tables of each KV group.
+    groups: Vec<BlockTableLimits>,
+    /// Number of blocks in the pool.
     blocks: u32,
 }
 
@@ -55,13 +59,24 @@ pub(crate) struct HostSequenceState {
     pub(crate) host_drafts: Vec<Token>,
     /// Number of draft tokens of the current row that are proposed on the device.
     pub(crate) device_drafts: u8,
-    table_len: usize,
+    /// Entries of the block table in each KV group.
+    tables: Vec<BlockTableExtent>,
+}
+
+/// Entries of a block table that contain blocks.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct BlockTableExtent {
+    /// Index of the first entry. It is above 0 if the blocks before the window of the request's first row were
+    /// not allocated; kernels never read the entries before it.
+    pub(crate) first: usize,
+    /// Number of entries, including those before `first`.
+    pub(crate) len: usize,
 }
 
 impl HostSequenceSlots {
-    /// Creates `seq_slots` empty sequence slots. A block table has up to `width` blocks, from a pool of
-    /// `blocks` blocks.
-    pub(crate) fn new(seq_slots: u32, width: usize, blocks: u32) -> Self {
+    /// Creates `seq_slots` empty sequence slots, each with a block table for each of `groups`. The tables
+    /// contain blocks of a pool of `blocks` blocks.
+    pub(crate) fn new(seq_slots: u32, groups: Vec<BlockTableLimits>, blocks: u32) -> Self {
         let empty = || HostSequenceState {
             owner: None,
             sampling: SamplingParams::greedy(),
@@ -70,14 +85,23 @@ impl HostSequenceSlots {
             sampled_at: None,
             host_drafts: Vec::new(),
             device_drafts: 0,
-            table_len: 0,
+            tables: vec![BlockTableExtent::default(); groups.len()],
         };
-        Self { states: (0..seq_slots).map(|_| empty()).collect(), table_width: width, blocks }
+        Self { states: (0..seq_slots).map(|_| empty()).collect(), groups, blocks }
     }
 
-    /// Updates the owner and the block table length of the row's sequence slot. Returns the change of the
-    /// block table.
-    pub(crate) fn update(&mut self, row: &BatchRow) -> Result<BlockTableChange, BatchError> {
+    /// Limits of the block tables of each KV group.
+    pub(crate) fn groups(&self) -> &[BlockTableLimits] {
+        &self.groups
+    }
+
+    /// Updates the owner and the block table lengths of the row's sequence slot. Appends the change of the
+    /// block table in each KV group to `changes`.
+    pub(crate) fn update(
+        &mut self,
+        row: &BatchRow,
+        changes: &mut Vec<BlockTableChange>,
+    ) -> Result<(), BatchError> {
         let (seq_slot, limit) = (row.seq_slot, self.states.len());
         let state = self
             .states
@@ -91,13 +115,28 @@ impl HostSequenceSlots {
         }
         state.host_drafts.clear();
         state.device_drafts = 0;
-        let mut change = BlockTableChange { from: state.table_len, blocks: Vec::new() };
+        let first_change = changes.len();
+        let unchanged =
+            |table: &BlockTableExtent| BlockTableChange { from: table.len, blocks: Vec::new() };
+        changes.extend(state.tables.iter().map(unchanged));
+        let changes = &mut changes[first_change..];
         for update in &row.table_updates {
-            state.check_table_update(row.request, update, self.table_width, self.blocks)?;
+            let (request, group, groups) = (row.request, update.group, self.groups.len());
+            let Some(limits) = self.groups.get(usize::from(group)) else {
+                return Err(BatchError::UnknownKvGroup { request, group, groups });
+            };
+            if let Some(block) = update.blocks.iter().find(|block| block.0 >= self.blocks) {
+                return Err(BatchError::Block { block: block.0, limit: self.blocks });
+            }
+            let (table, change) =
+                (&mut state.tables[usize::from(group)], &mut changes[usize::from(group)]);
+            let fits = table.apply(update, limits);
             change.add(update);
-            state.table_len = table_end(update);
+            if !fits || change.blocks.len() > limits.update_entries {
+                return Err(BatchError::InvalidTableUpdate { request, group });
+            }
         }
-        Ok(change)
+        Ok(())
     }
 
     /// Returns the state of a sequence slot. May be called only after `update` has accepted a row of the
@@ -149,28 +188,7 @@ impl HostSequenceState {
         self.params = sampling_params(init);
         self.prompt_len = init.prompt_len;
         self.sampled_at = None;
-        self.table_len = 0;
-    }
-
-    /// Checks a block table update of a row of `request`. A block table has up to `table_width` blocks, from
-    /// a pool of `blocks` blocks.
-    fn check_table_update(
-        &self,
-        request: RequestId,
-        update: &BlockTableUpdate,
-        table_width: usize,
-        blocks: u32,
-    ) -> Result<(), BatchError> {
-        if update.group != 0
-            || update.first_entry as usize > self.table_len
-            || table_end(update) > table_width
-        {
-            return Err(BatchError::InvalidTableUpdate { request });
-        }
-        if let Some(block) = update.blocks.iter().find(|block| block.0 >= blocks) {
-            return Err(BatchError::Block { block: block.0, limit: blocks });
-        }
-        Ok(())
+        self.tables.fill(BlockTableExtent::default());
     }
 
     /// Number of draft tokens of the current row, proposed on the host or on the device.
@@ -178,9 +196,9 @@ impl HostSequenceState {
         self.host_drafts.len() as u32 + u32::from(self.device_drafts)
     }
 
-    /// Number of entries in the block table of the slot.
-    pub(crate) fn table_len(&self) -> usize {
-        self.table_len
+    /// Entries of the slot's block table in each KV group.
+    pub(crate) fn tables(&self) -> &[BlockTableExtent] {
+        &self.tables
     }
 
     /// Whether the newest token of the slot is the one that `step` sampled.
@@ -223,9 +241,17 @@ impl HostSequenceState {
     }
 }
 
-/// Length of a block table after `update`.
-fn table_end(update: &BlockTableUpdate) -> usize {
-    update.first_entry as usize + update.blocks.len()
+impl BlockTableExtent {
+    /// Applies an update and returns whether the table fits its limits. The first update of a table of a
+    /// window may begin at any entry; no other update may leave a gap.
+    fn apply(&mut self, update: &BlockTableUpdate, limits: &BlockTableLimits) -> bool {
+        let first_entry = update.first_entry as usize;
+        let may_skip = self.len == 0 && limits.kind.window().is_some();
+        let leaves_gap = first_entry > self.len && !may_skip;
+        self.first = if self.len == 0 { first_entry } else { self.first.min(first_entry) };
+        self.len = first_entry + update.blocks.len();
+        !leaves_gap && self.len <= limits.width
+    }
 }
 
 /// Writes the initial state of a sequence slot for a new request to the staging buffer: sampling parameters,

@@ -2,8 +2,9 @@
 
 use crate::ExecutorError;
 use protocol::{
-    Batch, BatchRow, BlockId, BlockTableUpdate, Epoch, ExecutorSettings, RequestId, RowInput,
-    SamplingParams, SequenceInit, SequenceSlot, StepCost, StepId, StepLaunchMode, StepOutput,
+    Batch, BatchRow, BlockId, BlockTableUpdate, Epoch, ExecutorSettings, KvSpec, RequestId,
+    RowInput, SamplingParams, SequenceInit, SequenceSlot, StepCost, StepId, StepLaunchMode,
+    StepOutput, ThinVec,
 };
 use std::time::Instant;
 
@@ -30,10 +31,10 @@ pub(crate) fn warm_up_passes(
     [prefill, vec![1; decodes as usize], vec![1]]
 }
 
-/// Number of KV blocks that the largest pass needs.
-pub(crate) fn blocks(passes: &[Vec<u32>], block_tokens: u32) -> u32 {
-    let of_pass = |rows: &Vec<u32>| rows.iter().map(|len| len.div_ceil(block_tokens)).sum();
-    passes.iter().map(of_pass).max().unwrap_or(0)
+/// Number of KV blocks that the largest pass needs, in all KV groups together.
+pub(crate) fn blocks(passes: &[Vec<u32>], spec: &KvSpec) -> u32 {
+    let of_row = |len: &u32| len.div_ceil(spec.block_tokens) * spec.groups.len() as u32;
+    passes.iter().map(|rows| rows.iter().map(of_row).sum()).max().unwrap_or(0)
 }
 
 /// Runs each pass with `step` and fits the step cost model to the measured times. The first run of a pass may
@@ -41,7 +42,7 @@ pub(crate) fn blocks(passes: &[Vec<u32>], block_tokens: u32) -> u32 {
 /// is measured.
 pub(crate) fn measure(
     passes: &[Vec<u32>],
-    block_tokens: u32,
+    spec: &KvSpec,
     measure_second_run: bool,
     mut step: impl FnMut(&Batch) -> Result<StepOutput, ExecutorError>,
     mut done: impl FnMut(u64),
@@ -52,7 +53,7 @@ pub(crate) fn measure(
         let mut ns = 0;
         for _ in 0..=u32::from(measure_second_run) {
             id = id.next();
-            let batch = batch(lens, block_tokens, id);
+            let batch = batch(lens, spec, id);
             let started = Instant::now();
             step(&batch)?;
             ns = started.elapsed().as_nanos() as u64;
@@ -78,7 +79,7 @@ fn fit_step_cost(measured: &[(u32, u64)]) -> StepCost {
 
 /// Returns a batch with one row for each length in `lens`. Every row samples with temperature, top-p and
 /// log-probabilities, so that the measured cost includes them.
-fn batch(lens: &[u32], block_tokens: u32, step: StepId) -> Batch {
+fn batch(lens: &[u32], spec: &KvSpec, step: StepId) -> Batch {
     let sampling = SamplingParams {
         temperature: 1.0,
         top_p: 0.9,
@@ -87,9 +88,13 @@ fn batch(lens: &[u32], block_tokens: u32, step: StepId) -> Batch {
     };
     let mut next_block = 0;
     let row = |(seq_slot, &len): (u32, &u32)| {
-        let end = next_block + len.div_ceil(block_tokens);
-        let blocks = (next_block..end).map(BlockId).collect();
-        next_block = end;
+        let mut table = |group: u8| {
+            let end = next_block + len.div_ceil(spec.block_tokens);
+            let blocks = (next_block..end).map(BlockId).collect();
+            next_block = end;
+            BlockTableUpdate { group, first_entry: 0, blocks }
+        };
+        let table_updates: ThinVec<_> = (0..spec.groups.len() as u8).map(&mut table).collect();
         let key = u64::from(seq_slot);
         let init = SequenceInit {
             sampling: sampling.clone(),
@@ -107,7 +112,7 @@ fn batch(lens: &[u32], block_tokens: u32, step: StepId) -> Batch {
             samples: true,
             masked: false,
             input: RowInput::Tokens(vec![0; len as usize].into()),
-            table_updates: vec![BlockTableUpdate { group: 0, first_entry: 0, blocks }].into(),
+            table_updates,
             next_token: None,
             seq_init: Some(Box::new(init)),
         }

@@ -161,7 +161,7 @@ fn failed_start_is_reported_as_fault() {
     let mut traced = scheduler_harness::config(ModelDtype::Float32, 1);
     traced.settings.profile_dir = Some("/dev/null/traces".into());
     for (config, expected) in
-        [(small, "hold 48 tokens"), (missing, "/nonexistent/model"), (traced, "/dev/null/traces")]
+        [(small, "the pool has 3"), (missing, "/nonexistent/model"), (traced, "/dev/null/traces")]
     {
         let (mut peer, thread) = start(config);
         assert!(matches!(next(&mut peer), ExecutorEvent::Hello(_)));

@@ -111,6 +111,8 @@ pub struct KvCacheInfo {
     pub block_tokens: u32,
     /// Number of KV blocks per replica.
     pub blocks: u32,
+    /// Capacity of the KV pool of a replica, in tokens.
+    pub pool_tokens: u64,
     /// Data type of the KV cache.
     pub dtype: String,
     /// Fraction of the device memory that the server may use (`gpu_memory_utilization`).

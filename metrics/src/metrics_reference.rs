@@ -45,6 +45,7 @@ pub fn reference_page() -> Result<String, prometheus::Error> {
     metrics.set_kv_cache(KvCacheInfo {
         block_tokens: 16,
         blocks: 1,
+        pool_tokens: 16,
         dtype: "auto".to_owned(),
         memory_utilization: 0.9,
         prefix_caching: true,

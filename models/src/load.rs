@@ -13,7 +13,7 @@ use crate::qwen3_moe::{Qwen2MoeModel, Qwen3MoeModel};
 use crate::sharding::ParallelRanks;
 use crate::weight_table::tensors;
 use crate::weights::{WeightLoadObserver, WeightLoadTarget, WeightSource, check_split};
-use crate::{Eagle3Model, LoadedModel, ModelConfig, ModelLoadError, Weights};
+use crate::{Eagle3Model, KvGrouping, LoadedModel, ModelConfig, ModelLoadError, Weights};
 use ops::{DType, Ops};
 use protocol::{ExpertPlacement, WeightsDigest};
 use std::path::Path;
@@ -43,6 +43,9 @@ pub struct ModelLoadOptions<'a> {
     pub format: LoadFormat,
     /// Dtype of the KV cache: the model's dtype, or fp8.
     pub kv_dtype: DType,
+    /// Assignment of the layers to KV groups. The KV pool and the batches of later forward passes must have
+    /// these groups.
+    pub kv_grouping: &'a KvGrouping,
     /// Number of positions in the RoPE tables: the longest context that requests can use, in tokens.
     pub max_positions: usize,
     /// Number of threads that compute synthetic weights, or hash the loaded weights for the digest.
@@ -140,6 +143,7 @@ fn weights<'a>(
         placement,
         format,
         kv_dtype,
+        kv_grouping,
         max_positions,
         threads,
         progress,
@@ -151,6 +155,7 @@ fn weights<'a>(
         LoadFormat::Synth { seed } => WeightSource::Synth { seed, threads },
     };
     let observer = WeightLoadObserver::new(progress, digest, threads);
-    let target = WeightLoadTarget { ops, ranks, placement, kv_dtype, positions: max_positions };
+    let positions = max_positions;
+    let target = WeightLoadTarget { ops, ranks, placement, kv_dtype, kv_grouping, positions };
     Weights::new(config, source, target, observer)
 }

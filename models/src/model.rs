@@ -3,7 +3,7 @@
 
 use crate::config::MlaConfig;
 use crate::sharding::{ParallelRanks, UnevenSplitError};
-use crate::{AuxHiddenStateCollector, ExpertLoadStats, ForwardError, ModelConfig};
+use crate::{AuxHiddenStateCollector, ExpertLoadStats, ForwardError, KvGrouping, ModelConfig};
 use collectives::ParallelGroup;
 use ops::{
     DType, DeviceBatchMetadata, ExpertRouting, KvLayout, KvPool, KvPoolLayout, KvTileOrder,
@@ -136,39 +136,42 @@ pub trait Model: Send {
 /// Returns the KV cache groups of this model for the scheduler, for one rank of `ranks` and KV cache elements
 /// of the type `dtype`.
 ///
-/// Every supported layer caches keys and values, or compressed KV, of every position, so that the model has
-/// one group. A model with an MTP or EAGLE-3 proposer also stores the hidden state at each block boundary.
-/// The bytes of this hidden state are included in `bytes_per_block`, although it is stored outside of the KV
-/// pool.
+/// `grouping` assigns the layers to groups. All groups have the same `bytes_per_block`: the bytes of a block of
+/// the pool, which stores the layers of whichever group it is allocated to. A model with an MTP or EAGLE-3
+/// proposer also stores the hidden state at each block boundary. The bytes of this hidden state are included in
+/// `bytes_per_block`, although it is stored outside of the KV pool.
 pub fn kv_spec(
     config: &ModelConfig,
+    grouping: &KvGrouping,
     dtype: DType,
     block_tokens: u32,
     ranks: &ParallelRanks,
 ) -> Result<KvSpec, UnevenSplitError> {
-    let layout = kv_layout(config, dtype, 1, block_tokens as usize, KvTileOrder::RowMajor, ranks)?;
-    let kind = match layout {
-        KvPoolLayout::Heads(_) => KvKind::Full,
-        KvPoolLayout::Mla(_) => KvKind::Mla,
-    };
-    let layers = (0..config.kv_layers() as u16).collect();
+    let (blocks, order) = (1, KvTileOrder::RowMajor);
+    let layout = kv_layout(config, grouping, dtype, blocks, block_tokens as usize, order, ranks)?;
     let bytes_per_block =
         (layout.bytes_per_block() + config.boundary_state_channels() * dtype.bytes()) as u64;
-    let groups = vec![KvGroup { layers, kind, bytes_per_block }];
+    let group = |(group, &kind): (usize, &KvKind)| {
+        let layers = grouping.layers_of(group).map(|layer| layer as u16).collect();
+        KvGroup { layers, kind, bytes_per_block }
+    };
+    let groups = grouping.kinds().iter().enumerate().map(group).collect();
     Ok(KvSpec { block_tokens, groups })
 }
 
-/// Returns the layout of the KV pool with `blocks` blocks of `block_tokens` tokens. `order` is the element
+/// Returns the layout of the KV pool with `blocks` blocks of `block_tokens` tokens, which all groups of
+/// `grouping` share. `order` is the element
 /// order within a block that the attention kernels of the device require.
 pub fn kv_layout(
     config: &ModelConfig,
+    grouping: &KvGrouping,
     dtype: DType,
     blocks: usize,
     block_tokens: usize,
     order: KvTileOrder,
     ranks: &ParallelRanks,
 ) -> Result<KvPoolLayout, UnevenSplitError> {
-    let layers = config.kv_layers();
+    let layers = grouping.pool_layers();
     if let Some(MlaConfig { kv_lora_rank, qk_rope_head_dim, .. }) = config.mla {
         let layout = MlaKvLayout {
             layers,

@@ -55,6 +55,8 @@ pub struct AttentionLayerParams<'a> {
     /// Number of query heads on this rank. The number of KV heads and the head size are in the layout of the
     /// KV pool.
     pub heads: usize,
+    /// KV group of the layer, which has the block tables and KV slots of the layer.
+    pub group: usize,
     /// Index of the layer in the KV pool.
     pub layer: usize,
     /// Softmax scale of the scores, usually `head_dim^-½`.
@@ -149,7 +151,8 @@ impl Ops {
     ) -> Result<Tensor, OpError> {
         self.launch_order.interrupt();
         let args = qk_rope(qkv, weights, shape, batch)?;
-        let (rows, layout) = (batch.attention_metadata()?, kv.head_layout("rope_attention")?);
+        let rows = batch.attention_metadata(shape.group)?;
+        let layout = kv.head_layout("rope_attention")?;
         let fused = fuses_rope_attention(&self.device, &args, &rows, layout);
         // The fused kernel reads the whole context and has no sinks.
         if shape.keys != AttentionKeyRange::default() || shape.sinks.is_some() || !fused {
@@ -204,7 +207,7 @@ impl Ops {
         let mut o = self.scratch(q.dtype(), q.shape())?;
         let args = PagedAttentionArgs {
             q: q.mat()?,
-            rows: batch.attention_metadata()?,
+            rows: batch.attention_metadata(shape.group)?,
             heads: shape.heads,
             layer: shape.layer,
             scale: shape.scale,
@@ -230,7 +233,7 @@ fn qk_rope<'a>(
         eps: weights.eps,
         rope: RopeCosSin { cos: weights.rope.cos.mat()?, sin: weights.rope.sin.mat()? },
         positions: batch.positions.mat()?,
-        slots: batch.slots.mat()?,
+        slots: batch.kv_slots(shape.group)?,
         heads: shape.heads,
         layer: shape.layer,
         kv_scales: weights.kv_scales,

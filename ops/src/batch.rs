@@ -13,7 +13,7 @@ use crate::{OpError, Ops, Tensor};
 pub struct HostBatchMetadata {
     /// Position of each token, `[tokens]`.
     pub positions: Vec<i32>,
-    /// KV slot of each token, `[tokens]`; −1 = its key and value are not stored.
+    /// KV slot of each token in KV group 0, `[tokens]`; −1 = its key and value are not stored.
     pub slots: Vec<i64>,
     /// Row boundaries from 0 to the number of tokens, `[rows + 1]`: row `r` has the tokens from `cu_q[r]` up
     /// to, but not including, `cu_q[r + 1]`.
@@ -21,8 +21,19 @@ pub struct HostBatchMetadata {
     /// Context length of each row: number of its keys, including the keys of its tokens in this step,
     /// `[rows]`.
     pub context_lens: Vec<i32>,
-    /// Block tables of all rows, `[rows, width]` with the width of the longest table; padding may have any
-    /// value.
+    /// Block tables of all rows in KV group 0, `[rows, width]` with the width of the longest table; padding may
+    /// have any value.
+    pub block_tables: Vec<i32>,
+    /// KV slots and block tables in the KV groups from 1 on; the tables have the width of those of group 0.
+    pub further_groups: Vec<HostGroupTables>,
+}
+
+/// KV slots and block tables of a batch in one KV group.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct HostGroupTables {
+    /// KV slot of each token, `[tokens]`; −1 = its key and value are not stored.
+    pub slots: Vec<i64>,
+    /// Block tables of all rows, `[rows, width]`; padding may have any value.
     pub block_tables: Vec<i32>,
 }
 
@@ -40,17 +51,18 @@ impl HostBatchMetadata {
 pub struct DeviceBatchMetadata {
     /// Position of each token; i32 `[tokens]`.
     pub positions: Tensor,
-    /// KV slot of each token; i64 `[tokens]`. −1 = its key and value are not stored.
+    /// KV slot of each token in each KV group; i64 `[groups, at least tokens]`. −1 = its key and value are not
+    /// stored; padding tokens have −1 in all groups.
     pub slots: Tensor,
     /// Index of the first token of each row, then the number of tokens; i32 `[rows + 1]`.
     pub cu_q: Tensor,
     /// Context length of each row: number of its keys, including the keys of its tokens in this step; i32
     /// `[rows]`.
     pub context_lens: Tensor,
-    /// Block tables: i32 `[rows, width]`; with `table_rows`, i32 `[seq_slots, width]`, one table per sequence
-    /// slot.
+    /// Block tables of each KV group: i32 `[groups · rows, width]`; with `table_rows`, i32 `[groups · seq_slots,
+    /// width]`, one table per group and sequence slot. The tables of group 0 come first.
     pub block_tables: Tensor,
-    /// Index of the block table of each row; i32 `[rows]`. `None` = row `r` uses table `r`.
+    /// Index of the block table of each row within a group; i32 `[rows]`. `None` = row `r` uses table `r`.
     pub table_rows: Option<Tensor>,
     /// Metadata of each row, such as its sequence slot: one array row per [`RowMetadataField`], i32 `[fields,
     /// at least rows]`. `None` = the batch does not come from `StepBuffers`.
@@ -68,15 +80,23 @@ impl DeviceBatchMetadata {
         check_size("batch", "slots", inputs.slots.len(), inputs.positions.len())?;
         let width = inputs.block_tables.len() / rows.max(1);
         check_size("batch", "block_tables", inputs.block_tables.len(), width * rows)?;
-        let mut slots = ops.scratch(DType::I64, &[inputs.slots.len()])?;
-        let bytes: Vec<u8> = inputs.slots.iter().flat_map(|slot| slot.to_le_bytes()).collect();
+        let (mut all_slots, mut all_tables) = (inputs.slots.clone(), inputs.block_tables.clone());
+        for group in &inputs.further_groups {
+            check_size("batch", "slots", group.slots.len(), inputs.slots.len())?;
+            check_size("batch", "block_tables", group.block_tables.len(), width * rows)?;
+            all_slots.extend(&group.slots);
+            all_tables.extend(&group.block_tables);
+        }
+        let groups = 1 + inputs.further_groups.len();
+        let mut slots = ops.scratch(DType::I64, &[groups, inputs.slots.len()])?;
+        let bytes: Vec<u8> = all_slots.iter().flat_map(|slot| slot.to_le_bytes()).collect();
         ops.device.upload(slots.buffer_mut()?, 0, &bytes)?;
         Ok(Self {
             positions: ops.ids(&inputs.positions)?,
             slots,
             cu_q: ops.ids(&inputs.cu_q)?,
             context_lens: ops.ids(&inputs.context_lens)?,
-            block_tables: ops.ids(&inputs.block_tables)?.reshape(&[rows, width])?,
+            block_tables: ops.ids(&all_tables)?.reshape(&[groups * rows, width])?,
             table_rows: None,
             row_facts: None,
             bounds: inputs.bounds(),
@@ -102,13 +122,39 @@ impl DeviceBatchMetadata {
         Ok(Some(facts.mat()?.rows_from(fact as usize, 1).columns(0, self.rows())))
     }
 
-    pub(crate) fn attention_metadata(&self) -> Result<AttentionMetadata<'_>, OpError> {
+    /// Number of KV groups, each with its own block tables and KV slots.
+    #[must_use]
+    pub fn groups(&self) -> usize {
+        self.slots.rows()
+    }
+
+    /// Returns the KV slot of each token in KV group `group`; i64 `[1, tokens]`.
+    pub(crate) fn kv_slots(&self, group: usize) -> Result<MatRef<'_>, OpError> {
+        self.check_group(group)?;
+        Ok(self.slots.mat()?.rows_from(group, 1).columns(0, self.tokens()))
+    }
+
+    /// Returns the rows of the batch with their block tables in KV group `group`.
+    pub(crate) fn attention_metadata(
+        &self,
+        group: usize,
+    ) -> Result<AttentionMetadata<'_>, OpError> {
+        self.check_group(group)?;
+        let tables = self.block_tables.rows() / self.groups();
         Ok(AttentionMetadata {
             cu_q: self.cu_q.mat()?,
             context_lens: self.context_lens.mat()?,
-            block_tables: self.block_tables.mat()?,
+            block_tables: self.block_tables.mat()?.rows_from(group * tables, tables),
             table_rows: self.table_rows.as_ref().map(Tensor::mat).transpose()?,
             bounds: self.bounds,
         })
+    }
+
+    fn check_group(&self, group: usize) -> Result<(), OpError> {
+        if group < self.groups() {
+            return Ok(());
+        }
+        let (got, expected) = (vec![group], vec![self.groups()]);
+        Err(OpError::Shape { op: "batch", what: "KV group", got, expected })
     }
 }

@@ -28,7 +28,8 @@ pub struct DraftBufferLimits {
     pub logits: usize,
 }
 
-/// Draft buffers, allocated at start-up with full size and fixed addresses.
+/// Draft buffers, allocated at start-up with full size and fixed addresses. The layers of a draft module are
+/// in KV group 0.
 #[derive(Debug)]
 pub struct DraftBuffers {
     size: DraftBufferLimits,
@@ -120,13 +121,12 @@ impl DraftBuffers {
         rows: usize,
         longest: usize,
     ) -> Result<(DeviceBatchMetadata, Tensor), OpError> {
-        let tables = &seq_slots.tables;
         let batch = DeviceBatchMetadata {
             positions: self.positions.narrow(&[rows])?,
-            slots: self.slots.narrow(&[rows])?,
+            slots: self.slots.narrow(&[1, rows])?,
             cu_q: self.cu_q.narrow(&[rows + 1])?,
             context_lens: self.context_lens.narrow(&[rows])?,
-            block_tables: tables.narrow(tables.shape())?,
+            block_tables: seq_slots.first_group_tables()?,
             table_rows: Some(self.row_seq_slots.narrow(&[rows])?),
             row_facts: None,
             bounds: BatchUpperBounds::of(std::iter::repeat_n((1, longest), rows), 1),

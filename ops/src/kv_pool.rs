@@ -151,6 +151,19 @@ impl KvPool {
         ))
     }
 
+    /// Sets all keys and values in block `block` to NaN, as other requests may leave there, for tests.
+    pub fn poison_block(&self, ops: &Ops, block: usize) -> Result<(), OpError> {
+        let layout = self.head_layout("poison_block")?;
+        check_index("poison_block", "block", block, layout.blocks)?;
+        // All bits set are a NaN in every type.
+        let nan = vec![u8::MAX; layout.bytes_per_block() / layout.layers];
+        for layer in 0..layout.layers {
+            let at = layout.key_tile(layer, block, 0) * layout.dtype.bytes();
+            ops.device.upload(&mut self.write(), at, &nan)?;
+        }
+        Ok(())
+    }
+
     /// Reads element `index` of the pool, which has elements of type `dtype`, as f32.
     fn read_element(&self, ops: &Ops, dtype: DType, index: usize) -> Result<f32, OpError> {
         let mut raw = [0; 4];

@@ -30,7 +30,7 @@ mod tensor_download;
 mod weights;
 
 pub use attention::{AttentionLayerParams, QkFullNormWeights, QkNormRopeParams, RopeTable};
-pub use batch::{DeviceBatchMetadata, HostBatchMetadata};
+pub use batch::{DeviceBatchMetadata, HostBatchMetadata, HostGroupTables};
 pub use dense::Ops;
 pub use device::{
     CapturedGraph, CopyInFlight, DType, DeviceStream, Fp8E4m3, MappedFile, MatMut, MatRef,
@@ -46,7 +46,7 @@ pub use kernels::step::{
     DraftVerification, RULE_HISTORY, RULE_MASKED, RowMetadataField, SAMPLE_ALL_MASKED,
     SAMPLE_DRAFT_ACCEPTED, SAMPLE_NON_FINITE, SAMPLE_OK, SampledToken, SequenceSamplingParams,
     StagedDraftRow, StagedLogitEdit, StagedLogitsRow, StagedSequenceInit, StagedStepRow,
-    StagingBuffer, StagingHeader,
+    StagedTableChange, StagingBuffer, StagingHeader,
 };
 pub use kernels::{
     ActivationScaling, AllGatherFn, AttentionKeyRange, BatchUpperBounds, ExpertGroups,
@@ -61,7 +61,7 @@ pub use moe::{ExpertBiases, ExpertRouting, ExpertsPerToken, PackedExperts, Route
 pub use moe_dispatch::MoeDispatchPlan;
 pub use pooled_sums::MeanPoolingSums;
 pub use secondary_stream::SecondaryStream;
-pub use sequence_slots::DeviceSequenceSlots;
+pub use sequence_slots::{DeviceSequenceSlots, SequenceSlotLimits};
 pub use step_buffers::{
     SamplerOutputHostBuffers, SamplerOutputs, SamplerOutputsInFlight, StepBufferLimits,
     StepBuffers, StepShape,

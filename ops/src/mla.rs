@@ -10,6 +10,9 @@ use kernels::{
 use crate::error::check_size;
 use crate::{AttentionLayerParams, DeviceBatchMetadata, KvPool, OpError, Ops, RopeTable, Tensor};
 
+/// KV group of MLA layers: a model with MLA has one group.
+const KV_GROUP: usize = 0;
+
 /// W_UK and W_UV of each head, packed for the device. They compute keys and values from compressed KV.
 #[derive(Debug)]
 #[expect(clippy::struct_field_names, reason = "the names of the literature")]
@@ -117,7 +120,7 @@ impl Ops {
         let mut o = self.scratch(q.dtype(), &[q.rows(), shape.heads * heads.w_uv.n()])?;
         let args = MlaAttentionArgs {
             q: q.mat()?,
-            rows: batch.attention_metadata()?,
+            rows: batch.attention_metadata(KV_GROUP)?,
             heads: heads.kernel_args(),
             layer: shape.layer,
             scale: shape.scale,
@@ -175,7 +178,7 @@ fn mla_kv_write_args<'a>(
         eps: *eps,
         rope: RopeCosSin { cos: rope.cos.mat()?, sin: rope.sin.mat()? },
         positions: batch.positions.mat()?,
-        slots: batch.slots.mat()?,
+        slots: batch.kv_slots(KV_GROUP)?,
         heads,
         layer,
     })

@@ -32,6 +32,8 @@ pub struct StepBufferLimits {
     pub top_logprobs: usize,
     /// Maximum size in bytes of the stage: the inputs of a step, which one copy uploads to the device.
     pub stage_bytes: usize,
+    /// Number of KV groups.
+    pub groups: usize,
     /// Token positions per KV block.
     pub block_tokens: usize,
     /// Rule by which draft tokens are accepted.
@@ -59,7 +61,7 @@ pub struct StepBuffers {
     pub(crate) stage: Tensor,     // i32 [1, stage_bytes / 4]
     pub(crate) ids: Tensor,       // i32 [1, tokens]
     pub(crate) positions: Tensor, // i32 [1, tokens]
-    slots: Tensor,                // i64 [1, tokens]
+    slots: Tensor,                // i64 [groups, tokens]
     cu_q: Tensor,                 // i32 [1, rows + 1]
     context_lens: Tensor,         // i32 [1, rows]
     row_facts: Tensor,            // i32 [facts, rows]
@@ -78,7 +80,7 @@ impl StepBuffers {
             stage: words(size.stage_bytes.div_ceil(4))?,
             ids: words(size.tokens)?,
             positions: words(size.tokens)?,
-            slots: ops.zeros(DType::I64, &[1, size.tokens])?,
+            slots: ops.zeros(DType::I64, &[size.groups, size.tokens])?,
             cu_q: words(size.rows + 1)?,
             context_lens: words(size.rows)?,
             row_facts: ops.zeros(DType::I32, &[RowMetadataField::COUNT, size.rows])?,
@@ -143,7 +145,7 @@ impl StepBuffers {
         let tables = &seq_slots.tables;
         let batch = DeviceBatchMetadata {
             positions: self.positions.narrow(&[tokens])?,
-            slots: self.slots.narrow(&[tokens])?,
+            slots: self.slots.narrow(self.slots.shape())?,
             cu_q: self.cu_q.narrow(&[rows + 1])?,
             context_lens: self.context_lens.narrow(&[rows])?,
             block_tables: tables.narrow(tables.shape())?,

@@ -6,10 +6,10 @@ use device::CpuConfig;
 use kernels::cpu::CpuBackend;
 use ops::{
     AttentionKeyRange, AttentionLayerParams, DType, DeviceBatchMetadata, DeviceSequenceSlots,
-    DraftVerification, EmbeddingTable, GateActivation, HostBatchMetadata, HostMat, KvLayout,
-    KvPool, KvTileOrder, OpError, Ops, QkNormRopeParams, SAMPLE_NON_FINITE, SAMPLE_OK,
-    SequenceSamplingParams, StagedLogitsRow, StagedSequenceInit, StagingBuffer, StepBufferLimits,
-    StepBuffers, StepShape,
+    DraftVerification, EmbeddingTable, GateActivation, HostBatchMetadata, HostGroupTables, HostMat,
+    KvLayout, KvPool, KvTileOrder, OpError, Ops, QkNormRopeParams, SAMPLE_NON_FINITE, SAMPLE_OK,
+    SequenceSamplingParams, SequenceSlotLimits, StagedLogitsRow, StagedSequenceInit, StagingBuffer,
+    StepBufferLimits, StepBuffers, StepShape,
 };
 
 fn ops(dtype: DType) -> Ops {
@@ -118,6 +118,7 @@ fn paged_attention_is_independent_of_chunking() {
         };
         let shape = AttentionLayerParams {
             heads,
+            group: 0,
             layer: 0,
             scale: 0.25,
             keys: AttentionKeyRange::default(),
@@ -126,18 +127,26 @@ fn paged_attention_is_independent_of_chunking() {
         let width = (heads + 2 * kv_heads) * dim;
         let qkv = numbers(len, width, 6);
         let slot = |p: usize| ([2, 0, 1][p / 16] * 16 + p % 16) as i64;
-        let run = |chunk: usize| {
+        let run = |chunk: usize, group: usize| {
+            let shape = AttentionLayerParams { group, ..shape };
             let pool = KvPool::new(&ops, layout).unwrap();
             let mut out = Vec::new();
             for from in (0..len).step_by(chunk) {
                 let to = len.min(from + chunk);
-                let inputs = HostBatchMetadata {
+                let mut inputs = HostBatchMetadata {
                     positions: (from as i32..to as i32).collect(),
                     slots: (from..to).map(slot).collect(),
                     cu_q: vec![0, (to - from) as i32],
                     context_lens: vec![to as i32],
                     block_tables: vec![2, 0, 1, -1],
+                    further_groups: vec![],
                 };
+                if group > 0 {
+                    // The layer is in group 1; nothing is stored in group 0.
+                    let block_tables = std::mem::replace(&mut inputs.block_tables, vec![-1; 4]);
+                    let slots = std::mem::replace(&mut inputs.slots, vec![-1; to - from]);
+                    inputs.further_groups = vec![HostGroupTables { slots, block_tables }];
+                }
                 let batch = DeviceBatchMetadata::new(&ops, &inputs).unwrap();
                 assert_eq!((batch.tokens(), batch.rows()), (to - from, 1));
                 let x = &qkv[from * width..to * width];
@@ -152,9 +161,9 @@ fn paged_attention_is_independent_of_chunking() {
             assert!(pool.read_slot(&ops, 0, 64, 0).is_err());
             out
         };
-        let whole = run(len);
-        for chunk in [1, 7, 16] {
-            assert_eq!(run(chunk), whole);
+        let whole = run(len, 0);
+        for (chunk, group) in [(1, 0), (7, 0), (16, 0), (len, 1), (7, 1)] {
+            assert_eq!(run(chunk, group), whole);
         }
     }
 }
@@ -185,11 +194,14 @@ fn logits_rows_are_sampled_independently() {
         logits_rows: 3,
         top_logprobs: 2,
         stage_bytes: 4096,
+        groups: 1,
         block_tokens: 16,
         verification: DraftVerification::NoDrafts,
     };
     let mut buffers = StepBuffers::new(&ops, size).unwrap();
-    let mut seq_slots = DeviceSequenceSlots::new(&ops, 2, 1, 16, 3).unwrap();
+    let limits =
+        SequenceSlotLimits { seq_slots: 2, groups: 1, table_width: 1, max_len: 16, vocab: 3 };
+    let mut seq_slots = DeviceSequenceSlots::new(&ops, limits).unwrap();
     let mut stage = StagingBuffer::default();
     for seq_slot in 0..2 {
         let params = SequenceSamplingParams {

@@ -140,7 +140,7 @@ fn selected_loads(
 }
 
 fn load(stats: &SchedulerStats, cache: &KvCacheInfo, gen_throughput: f64) -> ReplicaLoadEntry {
-    let tokens = |blocks: u32| u64::from(blocks) * u64::from(cache.block_tokens);
+    let in_use = u64::from(stats.blocks.in_use);
     let share = |part: f64, whole: f64| if whole > 0.0 { part / whole } else { 0.0 };
     let token_usage = share(f64::from(stats.blocks.in_use), f64::from(stats.blocks.pool));
     let (hits, queries) = (stats.prefix_hits_total as f64, stats.prefix_queries_total as f64);
@@ -151,8 +151,8 @@ fn load(stats: &SchedulerStats, cache: &KvCacheInfo, gen_throughput: f64) -> Rep
         num_waiting_reqs: stats.waiting,
         num_waiting_uncached_tokens: stats.waiting_tokens,
         num_total_reqs: stats.running + stats.waiting,
-        num_used_tokens: tokens(stats.blocks.in_use),
-        max_total_num_tokens: tokens(stats.blocks.pool),
+        num_used_tokens: in_use * cache.pool_tokens / u64::from(cache.blocks.max(1)),
+        max_total_num_tokens: cache.pool_tokens,
         token_usage,
         gen_throughput,
         cache_hit_rate: share(hits, queries),

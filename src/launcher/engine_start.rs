@@ -99,12 +99,23 @@ fn metrics(
     metrics.set_kv_cache(KvCacheInfo {
         block_tokens: startup.memory.kv_spec.block_tokens,
         blocks: startup.ready.kv_blocks,
+        pool_tokens: pool_tokens(startup, max_model_len),
         dtype: args.engine.kv_cache_dtype.name().to_owned(),
         memory_utilization: args.engine.gpu_memory_utilization,
         prefix_caching: args.engine.enable_prefix_caching,
         max_num_seqs: scheduler.limits().max_num_seqs,
     })?;
     Ok(metrics)
+}
+
+/// Returns the capacity of the KV pool of a replica in tokens, for requests of `max_model_len` tokens. Such a
+/// request holds a block of each group that keeps all positions for every `block_tokens` tokens, but only the
+/// blocks of the newest tokens of a group with a window.
+pub(super) fn pool_tokens(startup: &StartupReport, max_model_len: u32) -> u64 {
+    let (spec, blocks) = (&startup.memory.kv_spec, u64::from(startup.ready.kv_blocks));
+    let blocks_of_request = spec.blocks_of_request(max_model_len, 1);
+    let whole_blocks = u64::from(max_model_len.div_ceil(spec.block_tokens));
+    blocks * whole_blocks * u64::from(spec.block_tokens) / u64::from(blocks_of_request.max(1))
 }
 
 /// Creates the scheduler. Also returns the maximum number of tokens of a request: the value of

@@ -6,7 +6,7 @@
 //! is read while the executors start, and the engine is started. If an error occurs before the server is
 //! ready, the process prints the cause and ends with exit code 1.
 
-use super::engine_start::{EngineStartInputs, EngineWithPublishers};
+use super::engine_start::{self, EngineStartInputs, EngineWithPublishers};
 use super::model_files::{ModelFiles, TokenizerAndTemplate};
 use super::open_server::ListeningServer;
 use super::shutdown::ServerFrontend;
@@ -265,9 +265,9 @@ fn serving_context(
         template_defaults: args.reply.default_chat_template_kwargs.clone().unwrap_or_default(),
         request_templates,
         body_bytes_max: settings::body_bytes_max(bounds.max_model_len),
+        pool_tokens: engine_start::pool_tokens(startup, bounds.max_model_len),
         field_bounds: bounds,
         block_tokens: if args.engine.enable_prefix_caching { block_tokens } else { 0 },
-        pool_tokens: u64::from(startup.ready.kv_blocks) * u64::from(block_tokens),
         metrics,
         kv_event_sources: Vec::new(),
         info: serde_json::Value::Null,

@@ -21,6 +21,7 @@ fn metrics_page_cost() {
     let facts = KvCacheInfo {
         block_tokens: 16,
         blocks: 65_536,
+        pool_tokens: 1 << 20,
         dtype: "auto".to_owned(),
         memory_utilization: 0.9,
         prefix_caching: true,

@@ -10,6 +10,7 @@ use grammar::{
     GrammarTimings, OutputConstraint,
 };
 use models::ModelConfig;
+use models::config::LayerAttentionConfig;
 use protocol::{
     Batch, BitmaskRow, DraftAcceptanceRule, Epoch, ExecutorSettings, ParallelConfig, Rank, Replica,
     RequestId, SamplingParams, SpeculativeConfig, SpeculativeMethod, StepDrafts, StepId, Token,
@@ -28,7 +29,7 @@ use text::Tokenizer;
 const REQUESTS: u64 = 32;
 const MAX_TOKENS: u32 = 24;
 pub(crate) const MAX_MODEL_LEN: u32 = 512;
-const BLOCK: u32 = 16;
+pub(crate) const BLOCK: u32 = 16;
 /// Maximum number of ticks (iterations of the scheduler loop) of a run, far more than any setting needs.
 const TICKS_MAX: u32 = 20_000;
 
@@ -46,6 +47,8 @@ pub(crate) struct EngineTestConfig {
     pub(crate) drafts: u8,
     /// Whether the model itself is the draft model; otherwise the n-gram proposer is used.
     pub(crate) uses_draft_model: bool,
+    /// Whether every second layer of the model has a sliding window, so that the model has two KV groups.
+    pub(crate) windows: bool,
 }
 
 /// Baseline configuration: runs one request after another, without batching, caching or draft tokens.
@@ -57,7 +60,11 @@ pub(crate) const SEQUENTIAL: EngineTestConfig = EngineTestConfig {
     steps_in_flight: 1,
     drafts: 0,
     uses_draft_model: false,
+    windows: false,
 };
+
+/// Window of every second layer, with `EngineTestConfig::windows`.
+pub(crate) const WINDOW: usize = 40;
 
 /// Output tokens and log-probabilities of each request.
 type RequestOutputs = BTreeMap<RequestId, (Vec<Token>, Vec<TokenLogprobs>)>;
@@ -74,6 +81,14 @@ struct RunOutputs {
 
 pub(crate) fn model() -> ModelConfig {
     ModelConfig::from_dir(&folder()).unwrap()
+}
+
+/// Returns the model that a run serves.
+fn model_of(world: EngineTestConfig) -> ModelConfig {
+    let model = model();
+    let windowed = (0..model.layers).map(|layer| layer % 2 == 0).collect();
+    let attention = LayerAttentionConfig { window: WINDOW, windowed, rope: None };
+    ModelConfig { layer_attention: world.windows.then_some(attention), ..model }
 }
 
 fn folder() -> PathBuf {
@@ -223,9 +238,9 @@ pub(crate) fn executor(world: EngineTestConfig, epoch: Epoch) -> Executor {
     let lookup = SpeculativeMethod::Ngram { lookup_min: 1, lookup_max: 3 };
     let config = ExecutorConfig {
         environment: executor::DeviceEnvironment::default(),
-        model: model(),
+        model: model_of(world),
         manifest: 0,
-        draft: world.uses_draft_model.then(model),
+        draft: world.uses_draft_model.then(|| model_of(world)),
         settings: ExecutorSettings {
             model_dir: folder(),
             draft_model_dir: world.uses_draft_model.then(folder),
@@ -395,4 +410,32 @@ fn scheduler_decisions_change_no_output_bit() {
     // With accepted draft tokens, requests end in fewer steps, so the small cache suffices without preemption
     // in some configurations.
     assert!(preempting >= 2, "{preempting} of four worlds with a small cache preempt");
+}
+
+/// As `scheduler_decisions_change_no_output_bit`, for a model whose blocks behind the windows are freed while
+/// requests run.
+#[test]
+fn decisions_with_windows_change_no_output_bit() {
+    let grammar = grammar();
+    let alone = EngineTestConfig { windows: true, ..SEQUENTIAL };
+    let baseline = run(alone, &grammar);
+    assert_ne!(baseline.outputs, run(SEQUENTIAL, &grammar).outputs, "the windows have an effect");
+    let together = EngineTestConfig { requests_running: 32, ..alone };
+    let cramped = EngineTestConfig { tokens_per_step: 48, blocks: 44, ..together };
+    let hits = EngineTestConfig { caching: true, ..together };
+    let ahead = EngineTestConfig { steps_in_flight: 2, ..cramped };
+    for (name, world) in [
+        ("in a batch of 32", together),
+        ("after prefix hits", hits),
+        ("in small chunks", cramped),
+        ("planned ahead", ahead),
+        ("planned ahead, after hits", EngineTestConfig { caching: true, ..ahead }),
+        ("with drafts", EngineTestConfig { drafts: 3, caching: true, ..cramped }),
+        ("by a model", EngineTestConfig { drafts: 3, uses_draft_model: true, ..ahead }),
+        ("by a model, hits", EngineTestConfig { drafts: 3, uses_draft_model: true, ..hits }),
+    ] {
+        let ran = run(world, &grammar);
+        assert_eq!(ran.cached_tokens > 0, world.caching, "{name}: {}", ran.cached_tokens);
+        assert_eq!(ran.outputs, baseline.outputs, "{name}");
+    }
 }

@@ -7,13 +7,14 @@ use std::path::Path;
 use device::gpu::HalfDtype;
 use models::synth::{self, SynthDType, SynthOptions};
 use models::{
-    DraftPassOutput, Eagle3Model, LoadFormat, ModelConfig, ModelLoadOptions, kv_layout, load_eagle3,
+    DraftPassOutput, Eagle3Model, KvGrouping, LoadFormat, ModelConfig, ModelLoadOptions, kv_layout,
+    load_eagle3,
 };
 use ops::{DType, KvPool};
 
 use crate::fixture::{Eagle3Fixture, GoldenFixture};
 use crate::model_harness::{
-    self, BLOCK_TOKENS, BLOCKS, ModelHarness, POSITIONS, RankContext, SequenceRow, ShardingMode,
+    self, BLOCK_TOKENS, ModelHarness, POSITIONS, RankContext, SequenceRow, ShardingMode,
     difference, matrix, run_ranks, top,
 };
 
@@ -66,12 +67,14 @@ impl<'a, 'b> Eagle3Harness<'a, 'b> {
         }
         let config = ModelConfig::from_dir(&out).unwrap();
         let target = ModelConfig::from_json(Path::new("config.json"), target).unwrap();
+        let kv_grouping = KvGrouping::single(&config);
         let options = ModelLoadOptions {
             ops: &harness.ops,
             ranks: rank_context.ranks,
             placement: None,
             format: LoadFormat::Safetensors,
             kv_dtype: DType::F32,
+            kv_grouping: &kv_grouping,
             max_positions: POSITIONS,
             threads: 2,
             progress: &mut |_, _| (),
@@ -79,9 +82,16 @@ impl<'a, 'b> Eagle3Harness<'a, 'b> {
         };
         let eagle = load_eagle3(&out, &config, &target, options).unwrap();
         let order = harness.ops.device().kv_order();
-        let layout =
-            kv_layout(&config, DType::F32, BLOCKS, BLOCK_TOKENS, order, &rank_context.ranks)
-                .unwrap();
+        let layout = kv_layout(
+            &config,
+            &kv_grouping,
+            DType::F32,
+            harness.blocks(),
+            BLOCK_TOKENS,
+            order,
+            &rank_context.ranks,
+        )
+        .unwrap();
         Self { harness, eagle, kv: KvPool::new(&harness.ops, layout).unwrap() }
     }
 

@@ -19,19 +19,21 @@ use kernels::gpu::GpuBackend;
 use models::sharding::{ParallelRank, ParallelRanks};
 use models::synth::{self, SynthDType, SynthOptions};
 use models::{
-    ExpertExchangeMethod, ForwardContext, ForwardObserver, LoadFormat, LoadedModel, Model,
-    ModelConfig, ModelLoadOptions, MtpModel, load_model,
+    ExpertExchangeMethod, ForwardContext, ForwardObserver, KvGrouping, LoadFormat, LoadedModel,
+    Model, ModelConfig, ModelLoadOptions, MtpModel, load_model,
 };
 use ops::{
-    DType, DeviceBatchMetadata, ExpertRouting, HostBatchMetadata, KvPool, OpError, Ops, Tensor,
+    DType, DeviceBatchMetadata, ExpertRouting, HostBatchMetadata, HostGroupTables, KvPool, OpError,
+    Ops, Tensor,
 };
+use protocol::KvKind;
 
 use crate::fixture::GoldenFixture;
 
 /// Number of tokens per KV block.
 pub(crate) const BLOCK_TOKENS: usize = 16;
-/// Number of blocks in the KV pool.
-pub(crate) const BLOCKS: usize = 256;
+/// Number of blocks per KV group in the KV pool; the pool has one more block, which contains NaN.
+const BLOCKS_PER_GROUP: usize = 256;
 /// Number of positions in the RoPE tables.
 pub(crate) const POSITIONS: usize = 512;
 /// Maximum time for which a rank that has finished waits for the other ranks.
@@ -74,16 +76,19 @@ pub(crate) struct ModelHarness<'a> {
     pub(crate) model: Box<dyn Model>,
     pub(crate) mtp: Option<Box<dyn MtpModel>>,
     kv: KvPool,
+    /// Kind of each KV group.
+    groups: Vec<KvKind>,
     blocks_used: usize,
 }
 
-/// Tokens `[start, start + len)` of a sequence, and the block table of the whole sequence.
+/// Tokens `[start, start + len)` of a sequence, and the block tables of the whole sequence.
 #[derive(Clone)]
 pub(crate) struct SequenceRow {
     pub(crate) tokens: Vec<i32>,
     pub(crate) start: usize,
     pub(crate) len: usize,
-    blocks: Vec<usize>,
+    /// Block table in each KV group.
+    tables: Vec<Vec<usize>>,
 }
 
 /// Logits and intermediate results of one forward pass.
@@ -341,12 +346,14 @@ impl<'a> ModelHarness<'a> {
         let ops = Ops::new(rank_context.device(dtype), dtype).unwrap();
         let progress = RefCell::new((0, 0));
         let mut on_progress = |done, total| *progress.borrow_mut() = (done, total);
+        let kv_grouping = KvGrouping::new(config, POSITIONS, config.load_mtp);
         let options = ModelLoadOptions {
             ops: &ops,
             ranks: rank_context.ranks,
             placement: None,
             format,
             kv_dtype,
+            kv_grouping: &kv_grouping,
             max_positions: POSITIONS,
             threads: 2,
             progress: &mut on_progress,
@@ -356,15 +363,25 @@ impl<'a> ModelHarness<'a> {
         let (done, total) = progress.into_inner();
         assert!(done == total && total > 0, "{done} of {total} bytes loaded");
         let order = ops.device().kv_order();
+        let (ranks, groups) = (&rank_context.ranks, kv_grouping.kinds().to_vec());
+        let blocks = groups.len() * BLOCKS_PER_GROUP + 1;
+        let (grouping, block_tokens) = (&kv_grouping, BLOCK_TOKENS);
         let layout =
-            models::kv_layout(config, kv_dtype, BLOCKS, BLOCK_TOKENS, order, &rank_context.ranks)
+            models::kv_layout(config, grouping, kv_dtype, blocks, block_tokens, order, ranks)
                 .unwrap();
-        let spec =
-            models::kv_spec(config, kv_dtype, BLOCK_TOKENS as u32, &rank_context.ranks).unwrap();
+        let spec = models::kv_spec(config, grouping, kv_dtype, block_tokens as u32, ranks).unwrap();
         let bytes = layout.bytes_per_block() + config.boundary_state_channels() * kv_dtype.bytes();
         assert_eq!(spec.bytes_per_block(), bytes as u64);
         let kv = KvPool::new(&ops, layout).unwrap();
-        Self { rank_context, ops, model, mtp, kv, blocks_used: 0 }
+        if groups.iter().any(|kind| kind.window().is_some()) {
+            kv.poison_block(&ops, blocks - 1).unwrap();
+        }
+        Self { rank_context, ops, model, mtp, kv, groups, blocks_used: 0 }
+    }
+
+    /// Number of blocks in the KV pool.
+    pub(crate) fn blocks(&self) -> usize {
+        self.kv.layout().blocks()
     }
 
     /// Runs a batch; returns the logits of every token of every row, in the order of rows and tokens.
@@ -420,7 +437,7 @@ impl<'a> ModelHarness<'a> {
         rows: &[&SequenceRow],
         run: impl FnOnce(&ForwardContext<'_>, &Tensor) -> Tensor,
     ) -> Vec<Vec<f32>> {
-        let (ids, inputs) = inputs(rows);
+        let (ids, inputs) = self.inputs(rows);
         let batch = DeviceBatchMetadata::new(&self.ops, &inputs).unwrap();
         let RankContext { tp, dp, exchange, .. } = self.rank_context;
         let dp_rows = batch.tokens().max(self.rank_context.max_tokens_of_any_rank.get());
@@ -494,8 +511,47 @@ impl<'a> ModelHarness<'a> {
     fn take_blocks(&mut self, count: usize) -> Vec<usize> {
         let first = self.blocks_used;
         self.blocks_used += count;
-        assert!(self.blocks_used <= BLOCKS);
-        (first..first + count).map(|i| i * 89 % BLOCKS).collect()
+        let limit = self.blocks() - 1;
+        assert!(self.blocks_used <= limit);
+        (first..first + count).map(|i| i * 89 % limit).collect()
+    }
+
+    /// Returns the token ids and the metadata of a batch of rows.
+    fn inputs(&self, rows: &[&SequenceRow]) -> (Vec<i32>, HostBatchMetadata) {
+        let (mut ids, mut inputs) =
+            (Vec::new(), HostBatchMetadata { cu_q: vec![0], ..Default::default() });
+        for row in rows {
+            let end = row.start + row.len;
+            ids.extend(&row.tokens[row.start..end]);
+            inputs.positions.extend((row.start..end).map(|position| position as i32));
+            inputs.cu_q.push(ids.len() as i32);
+            inputs.context_lens.push(end as i32);
+        }
+        let mut tables = (0..self.groups.len()).map(|group| self.group_tables(rows, group));
+        let first_group = tables.next().unwrap();
+        inputs.further_groups = tables.collect();
+        (inputs.slots, inputs.block_tables) = (first_group.slots, first_group.block_tables);
+        (ids, inputs)
+    }
+
+    /// Returns the KV slots and block tables of a batch of rows in KV group `group`. Blocks of which no key is
+    /// in the window of the first token of a row are replaced by the block that contains NaN.
+    fn group_tables(&self, rows: &[&SequenceRow], group: usize) -> HostGroupTables {
+        let width = rows.iter().map(|row| row.tables[group].len()).max().unwrap_or(0);
+        let poisoned = self.blocks() - 1;
+        let mut tables = HostGroupTables::default();
+        for row in rows {
+            let table = &row.tables[group];
+            tables.slots.extend((row.start..row.start + row.len).map(|position| {
+                (table[position / BLOCK_TOKENS] * BLOCK_TOKENS + position % BLOCK_TOKENS) as i64
+            }));
+            let first_read = self.groups[group].first_read(row.start as u32) as usize;
+            let behind = first_read / BLOCK_TOKENS;
+            let entry = |(i, &block): (usize, &usize)| if i < behind { poisoned } else { block };
+            let entries = table.iter().enumerate().map(entry).map(|block| block as i32);
+            tables.block_tables.extend(entries.chain(std::iter::repeat(-1)).take(width));
+        }
+        tables
     }
 }
 
@@ -535,8 +591,9 @@ impl SequenceRow {
     /// A row with all tokens of a sequence. It has newly allocated KV blocks, with room for 64 more tokens,
     /// which decode needs.
     pub(crate) fn new(harness: &mut ModelHarness<'_>, tokens: &[i32]) -> Self {
-        let blocks = harness.take_blocks((tokens.len() + 64).div_ceil(BLOCK_TOKENS));
-        Self { tokens: tokens.to_vec(), start: 0, len: tokens.len(), blocks }
+        let blocks = (tokens.len() + 64).div_ceil(BLOCK_TOKENS);
+        let tables = (0..harness.groups.len()).map(|_| harness.take_blocks(blocks)).collect();
+        Self { tokens: tokens.to_vec(), start: 0, len: tokens.len(), tables }
     }
 
     /// A row with the tokens of `other` whose first `cached` tokens are a prefix hit: they are in the KV
@@ -544,7 +601,9 @@ impl SequenceRow {
     pub(crate) fn sharing(harness: &mut ModelHarness<'_>, other: &Self, cached: usize) -> Self {
         let mut row = Self::new(harness, &other.tokens);
         let shared = cached / BLOCK_TOKENS;
-        row.blocks[..shared].copy_from_slice(&other.blocks[..shared]);
+        for (table, other) in row.tables.iter_mut().zip(&other.tables) {
+            table[..shared].copy_from_slice(&other[..shared]);
+        }
         row
     }
 
@@ -552,27 +611,6 @@ impl SequenceRow {
     pub(crate) fn part(&self, start: usize, len: usize) -> Self {
         Self { start, len, ..self.clone() }
     }
-}
-
-/// Returns the token ids and the metadata of a batch of rows; logits are requested for every token.
-fn inputs(rows: &[&SequenceRow]) -> (Vec<i32>, HostBatchMetadata) {
-    let width = rows.iter().map(|r| r.blocks.len()).max().unwrap_or(0);
-    let (mut ids, mut inputs) =
-        (Vec::new(), HostBatchMetadata { cu_q: vec![0], ..Default::default() });
-    for row in rows {
-        let end = row.start + row.len;
-        ids.extend(&row.tokens[row.start..end]);
-        for position in row.start..end {
-            let block = row.blocks[position / BLOCK_TOKENS];
-            inputs.positions.push(position as i32);
-            inputs.slots.push((block * BLOCK_TOKENS + position % BLOCK_TOKENS) as i64);
-        }
-        inputs.cu_q.push(ids.len() as i32);
-        inputs.context_lens.push(end as i32);
-        let blocks = row.blocks.iter().map(|b| *b as i32).chain(std::iter::repeat(-1));
-        inputs.block_tables.extend(blocks.take(width));
-    }
-    (ids, inputs)
 }
 
 /// Probe that a forward pass calls with its intermediate results, which it records.

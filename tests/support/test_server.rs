@@ -395,6 +395,7 @@ fn metrics(setup: &ServerSetup) -> Arc<ServerMetrics> {
     let kv_cache = KvCacheInfo {
         block_tokens: BLOCK_TOKENS,
         blocks: setup.blocks,
+        pool_tokens: u64::from(setup.blocks * BLOCK_TOKENS),
         dtype: "auto".to_owned(),
         memory_utilization: 0.9,
         prefix_caching: true,

@@ -56,6 +56,7 @@ impl AttentionBenchInputs {
             eps: model.rms_eps,
             shape: AttentionLayerParams {
                 heads,
+                group: 0,
                 layer: 0,
                 scale,
                 keys: AttentionKeyRange::default(),

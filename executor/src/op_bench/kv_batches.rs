@@ -95,6 +95,7 @@ impl KvPoolSize {
             block_tables: (0..rows)
                 .flat_map(|row| (0..width).map(move |i| block(row, i) as i32))
                 .collect(),
+            further_groups: Vec::new(),
         }
     }
 

@@ -60,6 +60,7 @@ impl MlaBenchInputs {
             )?,
             shape: AttentionLayerParams {
                 heads: model.heads,
+                group: 0,
                 layer: 0,
                 scale,
                 keys: AttentionKeyRange::default(),

@@ -2,7 +2,7 @@
 
 use protocol::BlockTableUpdate;
 
-/// Change of a block table by one row: the entries from index `from` on are replaced.
+/// Change of the block table of one KV group by one row: the entries from index `from` on are replaced.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct BlockTableChange {
     /// Index of the first replaced entry.
@@ -15,7 +15,7 @@ impl BlockTableChange {
     /// Adds another block table update of the same row. The update replaces the entries that it overlaps.
     pub(super) fn add(&mut self, update: &BlockTableUpdate) {
         let from = update.first_entry as usize;
-        if from < self.from {
+        if from < self.from || self.blocks.is_empty() {
             self.blocks.clear();
             self.from = from;
         }

@@ -78,14 +78,15 @@ impl DraftHiddenStateTracker {
         }
     }
 
-    /// Applies the block table updates of the rows, after their sequence slots have been updated.
+    /// Applies the updates of the block tables of KV group 0, which draft modules use, after the sequence slots
+    /// of the rows have been updated.
     pub(crate) fn update_tables(&mut self, rows: &[BatchRow]) {
         for row in rows {
             let carry_over = &mut self.carry_over[row.seq_slot.0 as usize];
             if row.seq_init.is_some() {
                 *carry_over = StoredHiddenStates::default();
             }
-            for update in &row.table_updates {
+            for update in row.table_updates.iter().filter(|update| update.group == 0) {
                 carry_over.table.truncate(update.first_entry as usize);
                 carry_over.table.extend(update.blocks.iter().map(|block| block.0 as i32));
             }

@@ -3,7 +3,7 @@
 use super::row_facts::row_facts;
 use crate::BatchError;
 use crate::sequence_slots::{BlockTableChange, HostSequenceSlots, HostSequenceState};
-use ops::{StagedStepRow, StagingBuffer};
+use ops::{StagedStepRow, StagedTableChange, StagingBuffer};
 use protocol::{Batch, BatchRow, RowInput, SpeculativeConfig, Token};
 
 /// Limits of a step, fixed when the executor starts.
@@ -15,8 +15,10 @@ pub(crate) struct StepLimits {
     pub(crate) rows: usize,
     /// Number of positions per KV block.
     pub(crate) block_tokens: u32,
-    /// Maximum number of entries in a block table.
-    pub(crate) table_width: usize,
+    /// Number of KV groups, each with its own block tables.
+    pub(crate) groups: usize,
+    /// Maximum number of block table entries of all KV groups that one row replaces.
+    pub(crate) table_update_entries: usize,
     /// Number of token ids in the vocabulary.
     pub(crate) vocab: usize,
     /// Number of channels of the hidden states that draft passes read.
@@ -32,7 +34,7 @@ impl StepLimits {
     /// a few sequence slot initialisations (token history, bitmask), or the bitmasks of `logits_rows` logits
     /// rows. `longest`: number of tokens of the longest request.
     pub(crate) fn stage_words(&self, longest: usize, logits_rows: usize) -> usize {
-        let (tables, mask) = (self.rows * self.table_width, self.vocab.div_ceil(32));
+        let (tables, mask) = (self.rows * self.table_update_entries, self.vocab.div_ceil(32));
         let drafts = if self.speculation.is_some() { self.tokens } else { 0 }; // Also staged as token history.
         let words = self.tokens + drafts + tables + 4 * (longest + mask);
         words.max((self.rows * self.tokens_per_row()).min(logits_rows) * mask)
@@ -78,12 +80,12 @@ impl StepLimits {
         Ok(())
     }
 
-    /// Writes a row and its draft tokens to the staging buffer. `change` is the row's change of its block
-    /// table.
+    /// Writes a row and its draft tokens to the staging buffer. `changes` are the row's changes of its block
+    /// table in each KV group.
     pub(crate) fn stage_row(
         &self,
         row: &BatchRow,
-        change: BlockTableChange,
+        changes: &[BlockTableChange],
         slots: &HostSequenceSlots,
         stage: &mut StagingBuffer,
     ) -> Result<(), BatchError> {
@@ -98,23 +100,31 @@ impl StepLimits {
             }
             RowInput::SampledAt { .. } => -1,
         };
-        let (table_from, table_len) = (change.from as i32, change.blocks.len() as i32);
-        let table_at = stage.push_words(change.blocks);
+        let first_group = stage_change(&changes[0], stage);
+        let further_groups = stage.table_changes.len();
+        for change in &changes[1..] {
+            let change = stage_change(change, stage);
+            stage.table_changes.push(change);
+        }
         let drafts = state.drafts();
         let staged_rows = if self.split_decode_rows && row.len == 1 { 1 + drafts } else { 1 };
         let len = row.len + drafts + 1 - staged_rows;
         for i in 0..staged_rows as i32 {
             // A batch row may be staged as several one-token rows. Each of them contains the block table
-            // change of the batch row, because its KV slots are computed from the changed block table.
+            // changes of the batch row, because its KV slots are computed from the changed block tables.
+            if i > 0 {
+                let end = further_groups + changes.len() - 1;
+                stage.table_changes.extend_from_within(further_groups..end);
+            }
             stage.rows.push(StagedStepRow {
                 seq_slot: row.seq_slot.0 as i32,
                 start: (row.start + row.input.draft_slack()) as i32 + i,
                 len: len as i32,
                 token: stage.tokens as i32,
                 ids: if ids < 0 { ids - i } else { ids + i },
-                table_from,
-                table_len,
-                table_at,
+                table_from: first_group.from,
+                table_len: first_group.len,
+                table_at: first_group.at,
             });
             stage.facts.extend(row_facts(row, i as u32));
             stage.tokens += len as usize;
@@ -132,12 +142,18 @@ impl StepLimits {
         if token_ids != row.len as usize || token_ids == 0 {
             return Err(BatchError::Length { request, len: row.len, token_ids });
         }
-        let entries = state.table_len();
         let last = row.start + row.input.draft_slack() + row.len + u32::from(row.drafts) - 1;
-        if (last / self.block_tokens) as usize >= entries {
-            // First position of the row without a block table entry.
-            let position = row.start.max(entries as u32 * self.block_tokens);
-            return Err(BatchError::TableTooShort { request, position, entries });
+        for (group, (table, limits)) in state.tables().iter().zip(slots.groups()).enumerate() {
+            let entries = table.len;
+            if (last / self.block_tokens) as usize >= entries {
+                // First position of the row without a block table entry.
+                let position = row.start.max(entries as u32 * self.block_tokens);
+                return Err(BatchError::TableTooShort { request, group, position, entries });
+            }
+            let (position, first) = (limits.kind.first_read(row.start), table.first);
+            if ((position / self.block_tokens) as usize) < first {
+                return Err(BatchError::WindowNotCovered { request, group, position, first });
+            }
         }
         Ok(())
     }
@@ -165,5 +181,122 @@ impl StepLimits {
                 Err(BatchError::NotSampled { request, step: step.0 })
             }
         }
+    }
+}
+
+/// Writes the new entries of a block table to the staging buffer, and returns the staged change.
+fn stage_change(change: &BlockTableChange, stage: &mut StagingBuffer) -> StagedTableChange {
+    let at = stage.push_words(change.blocks.iter().copied());
+    StagedTableChange { from: change.from as i32, len: change.blocks.len() as i32, at }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sequence_slots::BlockTableLimits;
+    use protocol::{
+        BlockId, BlockTableUpdate, KvGroup, KvKind, KvSpec, RequestId, SamplingParams,
+        SequenceInit, SequenceSlot,
+    };
+
+    const LIMITS: StepLimits = StepLimits {
+        tokens: 16,
+        rows: 2,
+        block_tokens: 4,
+        groups: 2,
+        table_update_entries: 16,
+        vocab: 9,
+        hidden: 1,
+        speculation: None,
+        split_decode_rows: true,
+    };
+
+    /// Sequence slots of a model with full layers and layers with a window of 8 keys.
+    fn slots() -> HostSequenceSlots {
+        let kinds = [KvKind::Full, KvKind::Window { tokens: 8 }];
+        let group = |kind| KvGroup { layers: vec![0], kind, bytes_per_block: 1 };
+        let spec = KvSpec { block_tokens: 4, groups: kinds.map(group).into() };
+        HostSequenceSlots::new(2, BlockTableLimits::of_groups(&spec, 64, 16), 40)
+    }
+
+    /// A row of `len` tokens from `start` on. `updates`: group, first entry and blocks.
+    fn row(start: u32, len: u32, updates: &[(u8, u32, &[u32])]) -> BatchRow {
+        let update = |&(group, first_entry, blocks): &(u8, u32, &[u32])| BlockTableUpdate {
+            group,
+            first_entry,
+            blocks: blocks.iter().map(|&block| BlockId(block)).collect(),
+        };
+        let init = SequenceInit {
+            sampling: SamplingParams::greedy(),
+            rng_key: 1,
+            prompt_len: start + len,
+            token_history: Vec::new(),
+        };
+        BatchRow {
+            request: RequestId(5),
+            epoch: 0,
+            seq_slot: SequenceSlot(1),
+            start,
+            len,
+            drafts: 0,
+            samples: true,
+            masked: false,
+            input: RowInput::Tokens(vec![0; len as usize].into()),
+            table_updates: updates.iter().map(update).collect(),
+            next_token: None,
+            seq_init: Some(Box::new(init)),
+        }
+    }
+
+    /// Stages rows of one sequence slot, of which the first one initialises it.
+    fn stage(rows: &[BatchRow]) -> Result<StagingBuffer, BatchError> {
+        let (mut slots, mut stage) = (slots(), StagingBuffer::default());
+        for (i, row) in rows.iter().enumerate() {
+            let mut row = row.clone();
+            row.seq_init = row.seq_init.filter(|_| i == 0);
+            let mut changes = Vec::new();
+            slots.update(&row, &mut changes)?;
+            LIMITS.stage_row(&row, &changes, &slots, &mut stage)?;
+        }
+        Ok(stage)
+    }
+
+    #[test]
+    fn rows_stage_table_changes_of_each_group() {
+        let whole: &[u32] = &[1, 2, 3, 4, 5, 6];
+        // Position 20 reads keys from position 13 on, which are in the table entries from 3 on.
+        let first = row(20, 3, &[(0, 0, whole), (1, 3, &[13, 14, 15])]);
+        let stage = stage(&[first, row(23, 2, &[(1, 6, &[16]), (0, 6, &[7])])]).unwrap();
+        let change = |change: StagedTableChange| {
+            (change.from, stage.words[change.at as usize..][..change.len as usize].to_vec())
+        };
+        let first_group = |row: &StagedStepRow| StagedTableChange {
+            from: row.table_from,
+            len: row.table_len,
+            at: row.table_at,
+        };
+        let first_groups: Vec<_> = stage.rows.iter().map(|row| change(first_group(row))).collect();
+        assert_eq!(first_groups, [(0, vec![1, 2, 3, 4, 5, 6]), (6, vec![7])]);
+        let windows: Vec<_> = stage.table_changes.iter().map(|c| change(*c)).collect();
+        assert_eq!(windows, [(3, vec![13, 14, 15]), (6, vec![16])]);
+    }
+
+    #[test]
+    fn tables_must_cover_rows_in_every_group() {
+        let error = |rows: &[BatchRow]| stage(rows).unwrap_err().to_string();
+        let whole: &[u32] = &[1, 2, 3, 4, 5, 6];
+        let short = error(&[row(20, 3, &[(0, 0, whole), (1, 3, &[13, 14])])]);
+        assert!(short.contains("position 20, its block table of KV group 1 has 5"), "{short}");
+        let late = error(&[row(20, 3, &[(0, 0, whole), (1, 4, &[14, 15])])]);
+        assert!(late.contains("position 13, its block table of KV group 1 begins at"), "{late}");
+        let hole = error(&[row(20, 3, &[(0, 3, &[4, 5, 6]), (1, 3, &[13, 14, 15])])]);
+        assert!(hole.contains("does not fit its block table of KV group 0"), "{hole}");
+        let first = row(20, 3, &[(0, 0, whole), (1, 3, &[13, 14, 15])]);
+        let gap = error(&[first.clone(), row(23, 1, &[(1, 7, &[17])])]);
+        assert!(gap.contains("does not fit its block table of KV group 1"), "{gap}");
+        let unknown = error(&[first, row(23, 1, &[(2, 6, &[17])])]);
+        assert!(unknown.contains("KV group 2, the model has 2"), "{unknown}");
+        let outside = error(&[row(0, 3, &[(0, 0, &[1]), (1, 0, &[40])])]);
+        assert!(outside.contains("block 40 is out of range"), "{outside}");
     }
 }

@@ -309,12 +309,14 @@ fn write_output(
 
 /// Maximum bytes of a step's inputs, with `words` 32-bit words of token ids, block tables and bitmasks.
 pub(crate) fn stage_bytes(limits: &StepLimits, logits_rows: usize, words: usize) -> usize {
-    let row = size_of::<ops::StagedStepRow>() + ops::RowMetadataField::COUNT * size_of::<i32>();
+    let row = size_of::<ops::StagedStepRow>()
+        + (limits.groups - 1) * size_of::<ops::StagedTableChange>()
+        + ops::RowMetadataField::COUNT * size_of::<i32>();
     let records = limits.stage_rows() * row
         + limits.rows * (size_of::<ops::StagedSequenceInit>() + size_of::<ops::StagedDraftRow>())
         + logits_rows * size_of::<StagedLogitsRow>()
         + edits_max(limits) * size_of::<ops::StagedLogitEdit>();
-    let regions = 8 * 64;
+    let regions = 9 * 64;
     size_of::<ops::StagingHeader>() + regions + records + words * size_of::<i32>()
 }
 

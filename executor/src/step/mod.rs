@@ -23,14 +23,14 @@ mod staging_queue;
 
 use crate::ExecutorError;
 use crate::model_context::ModelContext;
-use crate::sequence_slots::{BlockTableChange, HostSequenceSlots};
+use crate::sequence_slots::{BlockTableChange, BlockTableLimits, HostSequenceSlots};
 use crate::spec_decode::{self, ConfiguredProposer, Proposer};
 use crate::trace::StepTracer;
 use context::StepContext;
 use logits_rows::LogitsRow;
 use ops::{
-    DraftBuffers, KvPool, KvPoolLayout, MeanPoolingSums, Ops, StepBufferLimits, StepBuffers,
-    TokenIdDownload,
+    DeviceSequenceSlots, DraftBuffers, KvPool, KvPoolLayout, MeanPoolingSums, Ops,
+    SequenceSlotLimits, StepBufferLimits, StepBuffers, TokenIdDownload,
 };
 use pending::OutputMemoryPool;
 use pooling::PoolingHostMemory;
@@ -77,14 +77,20 @@ pub(crate) struct StepState {
     /// Sums of hidden states for mean pooling; allocated at the first step with mean pooling.
     pooled_sums: Option<MeanPoolingSums>,
     pub(crate) graphs: StepGraphs,
-    /// Block table changes of the rows of the current step. This vector and `logits_rows` are kept between
+    /// Block table changes of the rows of the current step, with one change per KV group for each row. This vector and `logits_rows` are kept between
     /// steps, so that each step reuses their memory.
     table_changes: Vec<BlockTableChange>,
     logits_rows: Vec<LogitsRow>,
 }
 
 impl StepState {
-    pub(crate) fn new(ops: &Ops, epoch: Epoch, size: StepStateSize) -> Result<Self, ExecutorError> {
+    /// Allocates the state. `tables`: limits of the block tables of each KV group.
+    pub(crate) fn new(
+        ops: &Ops,
+        epoch: Epoch,
+        size: StepStateSize,
+        tables: Vec<BlockTableLimits>,
+    ) -> Result<Self, ExecutorError> {
         let StepStateSize { kv, draft_kv, limits, longest, logits_rows, top_logprobs } = size;
         let words = limits.stage_words(longest, logits_rows);
         let stage_bytes = logits_rows::stage_bytes(&limits, logits_rows, words);
@@ -96,6 +102,7 @@ impl StepState {
                 logits_rows,
                 top_logprobs,
                 stage_bytes,
+                groups: limits.groups,
                 block_tokens: limits.block_tokens as usize,
                 verification: spec_decode::verification(limits.speculation),
             },
@@ -103,8 +110,14 @@ impl StepState {
         let setup = ConfiguredProposer::new(&limits, kv.blocks(), logits_rows);
         let drafts = setup.buffers.map(|size| DraftBuffers::new(ops, size)).transpose()?;
         let id_copy = drafts.as_ref().map(|_| TokenIdDownload::new(ops, &buffers)).transpose()?;
-        let (rows, width) = (limits.rows, limits.table_width);
-        let seq_slots = ops::DeviceSequenceSlots::new(ops, rows, width, longest, limits.vocab)?;
+        let seq_slots = SequenceSlotLimits {
+            seq_slots: limits.rows,
+            groups: limits.groups,
+            table_width: longest.div_ceil(limits.block_tokens as usize),
+            max_len: longest,
+            vocab: limits.vocab,
+        };
+        let seq_slots = DeviceSequenceSlots::new(ops, seq_slots)?;
         Ok(Self {
             epoch,
             size,
@@ -120,7 +133,7 @@ impl StepState {
                 drafts,
                 id_copy,
             },
-            seq_slots: HostSequenceSlots::new(rows as u32, width, kv.blocks() as u32),
+            seq_slots: HostSequenceSlots::new(limits.rows as u32, tables, kv.blocks() as u32),
             proposer: setup.proposer,
             graphs: StepGraphs::default(),
             table_changes: Vec::new(),

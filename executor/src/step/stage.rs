@@ -63,7 +63,7 @@ impl StepState {
         self.staging.stage.clear();
         self.table_changes.clear();
         for row in &batch.rows {
-            self.table_changes.push(self.seq_slots.update(row)?);
+            self.seq_slots.update(row, &mut self.table_changes)?;
         }
         if let Some(proposer) = &mut self.proposer {
             proposer.observe(&batch.rows);
@@ -74,7 +74,8 @@ impl StepState {
         }
         self.flush_if_rows_do_not_fit(model)?;
         let stage = &mut self.staging.stage;
-        for (row, change) in batch.rows.iter().zip(self.table_changes.drain(..)) {
+        let changes = self.table_changes.chunks_exact(self.size.limits.groups);
+        for (row, changes) in batch.rows.iter().zip(changes) {
             if let Some(proposer) = &mut self.proposer {
                 let device_drafts = self.seq_slots.get(row.seq_slot).device_drafts;
                 proposer.stage(
@@ -83,7 +84,7 @@ impl StepState {
                     stage,
                 )?;
             }
-            self.size.limits.stage_row(row, change, &self.seq_slots, stage)?;
+            self.size.limits.stage_row(row, changes, &self.seq_slots, stage)?;
         }
         Ok(())
     }

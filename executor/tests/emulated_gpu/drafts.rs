@@ -74,7 +74,7 @@ fn play_masked(
     }
     let mut hit = HarnessRequest::new(2, requests[2].prompt_len, rules()[0].clone()).in_slot(6);
     hit.tokens.clone_from_slice(&requests[2].tokens[..hit.prompt_len]);
-    hit.table = requests[2].table[..1].to_vec();
+    hit.table = requests[2].table.prefix(1);
     hit.computed = crate::scheduler_harness::BLOCK;
     hit.drafts = drafts[2];
     let total = hit.prompt_len + EXPECTED_TOKENS;

@@ -63,6 +63,7 @@ fn drafts_continue_after_preemption_and_prefix_hits() {
         let mut harness = SchedulerHarness::with(speculating(config, 3));
         for sampling in rules() {
             let mut plain = request(3, &sampling, 0);
+            plain.table.keeps_blocks = true;
             harness.finish(&mut plain, PROMPT, TOTAL);
             for at in [PROMPT + 1, PROMPT + 7] {
                 let mut request = request(3, &sampling, 3);
@@ -78,7 +79,7 @@ fn drafts_continue_after_preemption_and_prefix_hits() {
                 harness.free(request.table);
             }
             let mut hit = request(3, &sampling, 3).in_slot(8);
-            hit.table = plain.table[..2].to_vec();
+            hit.table = plain.table.prefix(2);
             hit.computed = 2 * BLOCK;
             harness.finish(&mut hit, PROMPT, TOTAL);
             assert_eq!(

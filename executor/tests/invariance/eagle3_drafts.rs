@@ -171,7 +171,7 @@ fn eagle3_drafts_unchanged_by_chunks_preemption_prefix_hits() {
             );
             harness.free(request.table);
             let mut hit = crate::drafts::request(3, &sampling, 3).in_slot(8);
-            hit.table = uninterrupted.table[..2].to_vec();
+            hit.table = uninterrupted.table.prefix(2);
             hit.computed = 2 * BLOCK;
             harness.finish(&mut hit, PROMPT, TOTAL);
             assert_eq!(of(&hit), of(&uninterrupted), "{name}, after a prefix hit, {sampling:?}");

@@ -16,8 +16,8 @@ mod scheduler_harness;
 
 use executor::{Executor, ExecutorConfig, ExecutorError, KvCacheSize, ModelDtype, RankRendezvous};
 use protocol::{
-    Batch, Epoch, ParallelConfig, Rank, RowError, SamplingParams, StepId, StepLaunchMode, Token,
-    TokenLogprobs,
+    Batch, Epoch, KvKind, ParallelConfig, Rank, RowError, SamplingParams, StepId, StepLaunchMode,
+    Token, TokenLogprobs,
 };
 use scheduler_harness::{
     BLOCK, HarnessRequest, SchedulerHarness, VOCAB, config, moe_model, shared, window_model,
@@ -157,10 +157,11 @@ fn prefix_hit_changes_nothing() {
         let mut harness = SchedulerHarness::with(config);
         for sampling in rules() {
             let mut first = HarnessRequest::new(3, PROMPT, sampling.clone());
+            first.table.keeps_blocks = true;
             harness.finish(&mut first, PROMPT, TOTAL);
             for blocks in 1..=PROMPT / BLOCK {
                 let mut request = HarnessRequest::new(3, PROMPT, sampling.clone()).in_slot(8);
-                request.table = first.table[..blocks].to_vec();
+                request.table = first.table.prefix(blocks);
                 request.computed = blocks * BLOCK;
                 harness.finish(&mut request, PROMPT, TOTAL);
                 assert_eq!(request.output(), first.output(), "{name}, {blocks} blocks shared");
@@ -368,7 +369,7 @@ fn batch_before_kv_allocation_is_rejected() {
     assert!(matches!(executor.step(&batch), Err(ExecutorError::KvCacheNotSized)));
     assert!(matches!(
         executor.size_kv(15, &mut |_| {}),
-        Err(ExecutorError::KvTooSmall { capacity: 240, .. })
+        Err(ExecutorError::KvTooSmall { blocks: 15, needed: 16, .. })
     ));
     assert_eq!(executor.size_kv(16, &mut |_| {}).unwrap().kv_blocks, 16);
 }
@@ -389,4 +390,33 @@ fn warm_up_measures_and_sizes() {
     assert_eq!(sized(KvCacheSize::Bytes(20 * bytes + 1)).unwrap().kv_blocks, 20);
     assert!(sized(KvCacheSize::Auto).unwrap().kv_blocks > 1000);
     assert!(matches!(sized(KvCacheSize::Bytes(bytes)), Err(ExecutorError::KvTooSmall { .. })));
+}
+
+/// A pool of 26 blocks holds a request of 256 tokens, although its three KV groups have 16 blocks each for these
+/// tokens: the blocks behind the windows are freed.
+#[test]
+fn windows_free_blocks() {
+    let sized = |blocks| {
+        let mut config = window_model(ModelDtype::Float32);
+        config.settings.tokens_per_step = 16;
+        config.settings.kv_cache_size = KvCacheSize::Blocks(blocks);
+        config
+    };
+    let run = |config| {
+        let mut harness = SchedulerHarness::with(config);
+        let spec = harness.executor.kv_spec().clone();
+        let mut request = HarnessRequest::new(3, PROMPT, SamplingParams::greedy());
+        harness.finish(&mut request, 16, 256);
+        (spec, request.output().0)
+    };
+    let (spec, expected) = run(sized(512));
+    let window = KvKind::Window { tokens: 10 };
+    let groups: Vec<_> = spec.groups.iter().map(|group| (&group.layers[..], group.kind)).collect();
+    let expected_groups: [(&[u16], KvKind); 3] =
+        [(&[1], KvKind::Full), (&[0], window), (&[2], window)];
+    assert_eq!(groups, expected_groups);
+    assert_eq!(spec.bytes_per_block(), (2 * 2 * 64 * 4 * BLOCK) as u64, "one layer");
+    assert_eq!(run(sized(26)).1, expected);
+    let small = Executor::load(sized(25), &mut |_| {}).unwrap().size_kv(25, &mut |_| {});
+    assert!(matches!(small, Err(ExecutorError::KvTooSmall { blocks: 25, needed: 26, .. })));
 }

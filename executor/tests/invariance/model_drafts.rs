@@ -3,7 +3,7 @@
 
 use crate::drafts::{expected_tokens, request};
 use crate::scheduler_harness::{
-    BLOCK, SchedulerHarness, config, mla_model, model_drafting, moe_model, shared,
+    BLOCK, SchedulerHarness, config, mla_model, model_drafting, moe_model, shared, window_model,
 };
 use crate::{PROMPT, TOTAL, name, rules};
 use executor::{Executor, ExecutorConfig, ExecutorError, ModelDtype, SpeculationError};
@@ -27,6 +27,8 @@ fn configs(drafts: u8) -> Vec<ExecutorConfig> {
         by_small(shared(moe_model(Float32), 2, true)),
         model_drafting(config(Float32, 1), moe_model(Float32).model, drafts),
         by_small(mla_model(Float32)),
+        by_small(window_model(Bfloat16)),
+        model_drafting(config(Float32, 1), window_model(Float32).model, drafts),
     ]
 }
 
@@ -58,16 +60,26 @@ fn draft_model_does_not_change_outputs() {
     }
 }
 
+/// Returns configurations whose draft model is the target model: with one rank, with two ranks, and with
+/// sliding windows, for which the target model has several KV groups.
+fn same_models() -> [ExecutorConfig; 3] {
+    let same_model = |config: ExecutorConfig| {
+        let draft = config.model.clone();
+        model_drafting(config, draft, 3)
+    };
+    let full = same_model(config(ModelDtype::Float32, 1));
+    [full.clone(), shared(full, 2, false), same_model(window_model(ModelDtype::Float32))]
+}
+
 /// The draft KV stays consistent with the KV of the target model with chunked prefill, after a preemption,
 /// after a prefix hit, and in batches with rows without draft tokens.
 #[test]
 fn drafts_of_the_same_model_are_always_accepted() {
-    let model = config(ModelDtype::Float32, 1);
-    let same_model = model_drafting(model.clone(), model.model.clone(), 3);
-    for config in [same_model.clone(), shared(same_model, 2, false)] {
+    for config in same_models() {
         let mut harness = SchedulerHarness::with(config);
         let greedy = &rules()[0];
         let mut first = request(3, greedy, 3);
+        first.table.keeps_blocks = true;
         harness.finish(&mut first, 7, TOTAL);
         assert!(first.drafted > 12 && first.accepted == first.drafted, "{}", first.drafted);
         let mut resumed = request(3, greedy, 3);
@@ -84,7 +96,7 @@ fn drafts_of_the_same_model_are_always_accepted() {
             resumed.accepted
         );
         let mut hit = request(3, greedy, 2).in_slot(8);
-        hit.table = first.table[..2].to_vec();
+        hit.table = first.table.prefix(2);
         hit.computed = 2 * BLOCK;
         let mut plain = request(11, greedy, 0).in_slot(9);
         while hit.tokens.len() < TOTAL {
@@ -105,9 +117,7 @@ fn drafts_of_the_same_model_are_always_accepted() {
 /// `start` plus the number of draft tokens in flight (`draft_slack`).
 #[test]
 fn all_drafts_are_accepted_in_async_steps() {
-    let model = config(ModelDtype::Float32, 1);
-    let same_model = model_drafting(model.clone(), model.model.clone(), 3);
-    for config in [same_model.clone(), shared(same_model, 2, false)] {
+    for config in same_models() {
         let mut harness = SchedulerHarness::with(config);
         let greedy = &rules()[0];
         let requests = |drafts| [3, 5, 9].map(|id| request(id, greedy, drafts).in_slot(id as u32));

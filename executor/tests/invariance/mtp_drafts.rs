@@ -156,7 +156,7 @@ fn mtp_drafts_unchanged_by_chunks_preemption_prefix_hits() {
                 harness.free(request.table);
             }
             let mut hit = request(3, &sampling, 3).in_slot(8);
-            hit.table = uninterrupted.table[..2].to_vec();
+            hit.table = uninterrupted.table.prefix(2);
             hit.computed = 2 * BLOCK;
             harness.finish(&mut hit, PROMPT, TOTAL);
             let found = (expected_tokens(&hit), hit.drafted, hit.accepted);

@@ -117,7 +117,7 @@ fn prefix_hit_changes_no_last_token() {
     let expected = pool(&mut harness, &mut first, PROMPT);
     for blocks in 1..=PROMPT / BLOCK {
         let mut request = HarnessRequest::new(3, PROMPT, rules_of(&method)).in_slot(8);
-        request.table = first.table[..blocks].to_vec();
+        request.table = first.table.prefix(blocks);
         request.computed = blocks * BLOCK;
         assert_eq!(pool(&mut harness, &mut request, PROMPT), expected, "{blocks} blocks shared");
         harness.free(request.table.split_off(blocks));

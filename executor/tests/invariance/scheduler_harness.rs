@@ -8,10 +8,11 @@ use executor::{
 use models::ModelConfig;
 use protocol::{
     Batch, BatchRow, BitmaskRow, BlockId, BlockTableUpdate, DraftAcceptanceRule, Epoch,
-    ExecutorSettings, ExpertPlacement, ParallelConfig, Rank, RequestId, RowError, RowInput,
+    ExecutorSettings, ExpertPlacement, KvKind, ParallelConfig, Rank, RequestId, RowError, RowInput,
     RowOutput, SamplingParams, SequenceInit, SequenceSlot, SpeculativeConfig, SpeculativeMethod,
-    StepDrafts, StepId, StepLaunchMode, StepOutput, ThinVec, Token, TokenBitmask, TokenLogprobs,
+    StepDrafts, StepId, StepLaunchMode, StepOutput, Token, TokenBitmask, TokenLogprobs,
 };
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::SeqCst;
@@ -214,7 +215,7 @@ pub(crate) struct HarnessRequest {
     pub(crate) prompt_logprobs: Vec<TokenLogprobs>,
     /// Result of the pooling method, once the whole prompt is computed.
     pub(crate) pooled: Vec<f32>,
-    pub(crate) table: Vec<BlockId>,
+    pub(crate) table: RequestTables,
     /// Whether rows that sample have a grammar bitmask. The test bitmask depends only on the newest token.
     pub(crate) masked: bool,
     /// Maximum number of draft tokens per row.
@@ -228,7 +229,6 @@ pub(crate) struct HarnessRequest {
     id: u64,
     epoch: u32,
     seq_slot: u32,
-    sent: usize,
     needs_init: bool,
     sampled_at: Option<StepId>,
     /// Totals over the request's rows in flight: number of tokens (without draft tokens), number of rows that
@@ -247,7 +247,7 @@ impl HarnessRequest {
             logprobs: Vec::new(),
             prompt_logprobs: Vec::new(),
             pooled: Vec::new(),
-            table: Vec::new(),
+            table: RequestTables::default(),
             masked: false,
             drafts: 0,
             drafted: 0,
@@ -257,7 +257,6 @@ impl HarnessRequest {
             id,
             epoch: 1,
             seq_slot: (id % 40) as u32,
-            sent: 0,
             needs_init: true,
             sampled_at: None,
             in_flight: [0; 3],
@@ -276,11 +275,11 @@ impl HarnessRequest {
 
     /// Preempts the request: assigns sequence slot `seq_slot`, discards the computed positions, and returns
     /// the blocks to free.
-    pub(crate) fn preempt(&mut self, seq_slot: u32) -> Vec<BlockId> {
+    pub(crate) fn preempt(&mut self, seq_slot: u32) -> RequestTables {
         self.epoch += 1;
         self.seq_slot = seq_slot;
         self.needs_init = true;
-        (self.computed, self.sent, self.sampled_at, self.in_flight) = (0, 0, None, [0; 3]);
+        (self.computed, self.sampled_at, self.in_flight) = (0, None, [0; 3]);
         std::mem::take(&mut self.table)
     }
 
@@ -473,6 +472,70 @@ impl LockstepGroup {
     }
 }
 
+/// Block tables of a request, one for each KV group.
+#[derive(Default)]
+pub(crate) struct RequestTables {
+    groups: Vec<GroupTable>,
+    /// Whether blocks behind the window are kept, because other requests may use them.
+    pub(crate) keeps_blocks: bool,
+}
+
+/// Block table of a request in one KV group.
+#[derive(Clone, Default)]
+struct GroupTable {
+    /// Entries; `None` = no block, because all its positions are behind the window.
+    blocks: Vec<Option<BlockId>>,
+    /// Number of entries that the executor has received.
+    sent: usize,
+}
+
+impl RequestTables {
+    /// Returns the tables of a request with a prefix hit of `blocks` blocks in these tables.
+    pub(crate) fn prefix(&self, blocks: usize) -> Self {
+        let of_group =
+            |table: &GroupTable| GroupTable { blocks: table.blocks[..blocks].to_vec(), sent: 0 };
+        Self { groups: self.groups.iter().map(of_group).collect(), keeps_blocks: true }
+    }
+
+    /// Removes the entries from `at` on and returns them as tables.
+    pub(crate) fn split_off(&mut self, at: usize) -> Self {
+        let of_group =
+            |table: &mut GroupTable| GroupTable { blocks: table.blocks.split_off(at), sent: 0 };
+        Self { groups: self.groups.iter_mut().map(of_group).collect(), keeps_blocks: false }
+    }
+
+    /// Allocates blocks for a row that writes `positions`, and returns the updates of the tables. Blocks
+    /// behind the window of the row's first token are freed: other rows of the same step may use them.
+    fn update(
+        &mut self,
+        kinds: &[KvKind],
+        positions: Range<usize>,
+        free: &mut Vec<BlockId>,
+    ) -> Vec<BlockTableUpdate> {
+        self.groups.resize_with(kinds.len(), GroupTable::default);
+        let mut updates = Vec::new();
+        for ((group, table), kind) in (0..).zip(&mut self.groups).zip(kinds) {
+            let first = kind.first_read(positions.start as u32) as usize / BLOCK;
+            if !self.keeps_blocks {
+                let behind = first.min(table.blocks.len());
+                free.extend(table.blocks[..behind].iter_mut().filter_map(Option::take));
+            }
+            while table.blocks.len() * BLOCK < positions.end {
+                table.blocks.push(Some(free.pop().unwrap()));
+            }
+            // The first update of a table may leave out the blocks behind the window.
+            let first_entry = if table.sent == 0 { first } else { table.sent };
+            if first_entry < table.blocks.len() {
+                let blocks = table.blocks[first_entry..].iter().map(|block| block.unwrap());
+                let (first_entry, blocks) = (first_entry as u32, blocks.collect());
+                updates.push(BlockTableUpdate { group, first_entry, blocks });
+            }
+            table.sent = table.blocks.len();
+        }
+        updates
+    }
+}
+
 /// A test scheduler with its executor and free blocks; with several ranks, it drives all ranks of a replica.
 pub(crate) struct SchedulerHarness {
     pub(crate) executor: Executor,
@@ -480,6 +543,8 @@ pub(crate) struct SchedulerHarness {
     /// Lockstep group of the replica (replicas that run every step together). A replica without lockstep is
     /// alone in its group.
     pub(crate) lockstep: Arc<LockstepGroup>,
+    /// Kind of each KV group.
+    groups: Vec<KvKind>,
     free: Vec<BlockId>,
     step: StepId,
     /// Whether decode rows refer to the step that sampled their token (`RowInput::SampledAt`) instead of
@@ -523,6 +588,7 @@ impl SchedulerHarness {
         let followers = (first + 1..first + tp_size).map(follow).collect();
         take_rank(&mut config, Rank(first));
         let mut executor = Executor::load(config, &mut |_| {}).unwrap();
+        let groups = executor.kv_spec().groups.iter().map(|group| group.kind).collect();
         let graphs = executor.size_kv(blocks, &mut |_| {}).unwrap().capture_sizes;
         // The order of the free blocks is a permutation, so that requests get non-contiguous blocks.
         let free = (0..blocks).map(|i| BlockId(i * 229 % blocks)).collect();
@@ -530,6 +596,7 @@ impl SchedulerHarness {
             executor,
             followers,
             lockstep,
+            groups,
             free,
             step: StepId(0),
             from_device: false,
@@ -540,8 +607,8 @@ impl SchedulerHarness {
         }
     }
 
-    pub(crate) fn free(&mut self, blocks: Vec<BlockId>) {
-        self.free.extend(blocks);
+    pub(crate) fn free(&mut self, tables: RequestTables) {
+        self.free.extend(tables.groups.into_iter().flat_map(|table| table.blocks).flatten());
     }
 
     /// Runs one step with the next tokens of each request, given as (request, number of tokens), and applies
@@ -639,15 +706,8 @@ impl SchedulerHarness {
         // The first row of a request has no sampled token that draft tokens could continue. The same holds
         // for its first row after a preemption.
         let drafts = if len == 1 && request.sampled_at.is_some() { request.drafts } else { 0 };
-        while request.table.len() * BLOCK < end + slack + usize::from(drafts) {
-            request.table.push(self.free.pop().unwrap());
-        }
-        let update = BlockTableUpdate {
-            group: 0,
-            first_entry: request.sent as u32,
-            blocks: request.table[request.sent..].into(),
-        };
-        request.sent = request.table.len();
+        let positions = start..end + slack + usize::from(drafts);
+        let updates = request.table.update(&self.groups, positions, &mut self.free);
         let reads = request.sampling.needs_token_history() || request.drafts > 0;
         let init = std::mem::take(&mut request.needs_init).then(|| SequenceInit {
             sampling: request.sampling.clone(),
@@ -673,11 +733,7 @@ impl SchedulerHarness {
             samples,
             masked: request.masked && samples,
             input,
-            table_updates: if update.blocks.is_empty() {
-                ThinVec::new()
-            } else {
-                vec![update].into()
-            },
+            table_updates: updates.into(),
             next_token: request.tokens.get(end).copied(),
             seq_init: init.map(Box::new),
         }

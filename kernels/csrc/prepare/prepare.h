@@ -6,11 +6,11 @@
 // Arrays of per-request state, indexed by sequence slot.
 struct SequenceSlots {
     LatestToken* latest;             // [slots]
-    i32* tables;                     // [slots, table_width]
+    i32* tables;                     // [groups, slots, table_width]
     i32* history;                    // [slots, history_len]: token ids; history_len: maximum request length
     u32* masks;                      // [slots, mask_words]: allowed ids; mask_words = ceil(vocab / 32)
     SequenceSamplingParams* params;  // [slots]
-    u32 table_width, history_len, mask_words;
+    u32 slots, table_width, history_len, mask_words;
 };
 
 DEV const StagingHeader* header_of(const u8* stage) { return (const StagingHeader*)stage; }
@@ -21,6 +21,9 @@ DEV const StagedLogitsRow* logits_rows_of(const u8* stage) {
 DEV const StagedSequenceInit* inits_of(const u8* stage) { return (const StagedSequenceInit*)(stage + header_of(stage)->inits_at); }
 DEV const i32* words_of(const u8* stage) { return (const i32*)(stage + header_of(stage)->words_at); }
 DEV const i32* facts_of(const u8* stage) { return (const i32*)(stage + header_of(stage)->facts_at); }
+DEV const StagedTableChange* table_changes_of(const u8* stage) {
+    return (const StagedTableChange*)(stage + header_of(stage)->table_changes_at);
+}
 DEV const StagedLogitEdit* edits_of(const u8* stage) { return (const StagedLogitEdit*)(stage + header_of(stage)->edits_at); }
 
 // Copies `len` 32-bit words; all threads of the block take part.
@@ -47,9 +50,20 @@ DEV u32 start_of(const StagedStepRow& row, const LatestToken* latest) {
     return (u32)(start < row.start ? start : row.start);
 }
 
-// Returns entry `e` of the block table of a row after the update of this step. Updated entries are read from
-// the stage buffer (staged inputs of the step), because another thread block may still be writing the table.
-DEV i32 table_entry(const StagedStepRow& row, const i32* table, const i32* words, i32 e) {
-    const i32 within = e - row.table_from;
-    return within >= 0 && within < row.table_len ? words[row.table_at + within] : table[e];
+// Returns entry `e` of a block table after its change in this step. Changed entries are read from the stage
+// buffer (staged inputs of the step), because another thread block may still be writing the table.
+DEV i32 table_entry(const StagedTableChange& change, const i32* table, const i32* words, i32 e) {
+    const i32 within = e - change.from;
+    return within >= 0 && within < change.len ? words[change.at + within] : table[e];
+}
+
+// Returns the KV slot of a position: table[position / block_tokens] * block_tokens + position mod block_tokens,
+// with the table after its change in this step.
+DEV i64 kv_slot_of(const StagedTableChange& change, const i32* table, const i32* words, u32 position, u32 block_tokens) {
+    return (i64)table_entry(change, table, words, (i32)(position / block_tokens)) * block_tokens + position % block_tokens;
+}
+
+// Stores the new entries of a block table; all threads of the block take part.
+DEV void store_table_change(const StagedTableChange& change, i32* table, const i32* words) {
+    if (change.len > 0) copy_words(table + change.from, words + change.at, (u32)change.len);
 }

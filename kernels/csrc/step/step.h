@@ -2,9 +2,10 @@
 // records per sequence slot and per logits row.
 // The Rust equivalent of every record is in kernels/src/step/mod.rs; a test compares sizes and offsets.
 //
-// A stage buffer begins with a StagingHeader, which has the byte offsets of seven regions, each aligned to 16
+// A stage buffer begins with a StagingHeader, which has the byte offsets of eight regions, each aligned to 16
 // bytes: rows, logits rows, sequence inits, words (32 bits each: token ids, block ids, histories, bitmask
-// words), edits, draft rows (rows as inputs of an MTP module) and row facts (further words per row).
+// words), edits, draft rows (rows as inputs of an MTP module), row facts (further words per row) and table
+// changes (of the KV groups from 1 on; a model with one KV group has none).
 #pragma once
 
 // Header of a stage buffer (the staged inputs of a step): number of records and byte offset of each region.
@@ -14,7 +15,7 @@ struct StagingHeader {
     u32 tokens;                                         // number of tokens of the step: sum of StagedStepRow.len
     u32 drafts, drafts_at;                              // number of draft rows, and their offset in bytes
     u32 facts_at, facts_per_row;                        // offset of the row facts; words per row
-    u32 reserved;
+    u32 table_changes_at;                               // offset of the table changes: groups - 1 per row
 };
 
 // One row of the step: `len` tokens of the request in the sequence slot, from position `start`.
@@ -26,9 +27,17 @@ struct StagedStepRow {
     i32 ids;         // index in the words region of its token ids; or -1 - n: row begins n positions after
                      // the newest token of the slot; all ids of the row are the id of that token until
                      // insert_drafts replaces them
-    i32 table_from;  // first entry of the block table that is replaced
+    i32 table_from;  // first entry of the block table of KV group 0 that is replaced
     i32 table_len;   // number of entries that are replaced
     i32 table_at;    // index in the words region of the new entries
+};
+
+// Change of the block table of one KV group from 1 on by a row of the step. Row r has those of groups 1, 2, .. at
+// indices r * (groups - 1), r * (groups - 1) + 1, ..
+struct StagedTableChange {
+    i32 from;  // first entry that is replaced
+    i32 len;   // number of entries that are replaced
+    i32 at;    // index in the words region of the new entries
 };
 
 // A row of the step as input of a draft model (MTP module): `len` known tokens, after which the draft model

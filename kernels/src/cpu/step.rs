@@ -15,7 +15,8 @@ use crate::step::{
     DraftVerification, LatestToken, PreparedStep, RULE_HISTORY, RULE_MASKED, SAMPLE_ALL_MASKED,
     SAMPLE_DRAFT_ACCEPTED, SAMPLE_NON_FINITE, SAMPLE_OK, SampledToken, SamplerOutputArrays,
     SequenceSamplingParams, SequenceSlotArrays, StagedLogitEdit, StagedLogitsRow,
-    StagedSequenceInit, StagedStepRow, StagingBufferView, StagingReader, StepInputArrays,
+    StagedSequenceInit, StagedStepRow, StagedTableChange, StagingBufferView, StagingReader,
+    StepInputArrays,
 };
 use crate::{CpuKernel, RowSampling, StepPreparation, VocabParallelSampling};
 
@@ -50,6 +51,9 @@ impl CpuKernel for StepPreparation<'_, '_, '_> {
         let Self { stage, slots, step, block_tokens } = self;
         let read = StagingReader::new(stage.bytes)?;
         check_at_least("prepare", "row facts", step.row_facts.rows(), read.facts_per_row)?;
+        let groups = step.slots.rows();
+        let seq_slots = slots.slots_of_groups(groups)?;
+        let further_changes = read.table_changes(groups)?;
         for init in read.inits {
             init_sequence(init, &read, slots)?;
         }
@@ -58,9 +62,20 @@ impl CpuKernel for StepPreparation<'_, '_, '_> {
         for r in 0..stage.rows {
             let mut context = 0; // Context length of a padding row.
             if let Some(row) = read.rows.get(r) {
-                update_table(row, &read, slots)?;
+                let seq_slot = index("sequence slot", row.seq_slot, seq_slots)?;
                 let start = start_of(row, slots);
-                write_row_inputs(row, start, &read, slots, step, block_tokens)?;
+                write_row_inputs(row, start, &read, slots, step)?;
+                for group in 0..groups {
+                    let change = match group.checked_sub(1) {
+                        None => first_change(row),
+                        Some(further) => further_changes[r * (groups - 1) + further],
+                    };
+                    let table = slots.tables.row_mut::<i32>(group * seq_slots + seq_slot);
+                    update_table(table, change, &read)?;
+                    let tokens = row.token as usize..(row.token + row.len) as usize;
+                    let to = &mut step.slots.row_mut::<i64>(group)[tokens];
+                    write_kv_slots(to, start as usize, table, block_tokens)?;
+                }
                 end = row.token + row.len;
                 context = start + row.len;
             }
@@ -74,7 +89,9 @@ impl CpuKernel for StepPreparation<'_, '_, '_> {
         for t in end as usize..stage.tokens {
             step.ids.row_mut::<i32>(0)[t] = 0;
             step.positions.row_mut::<i32>(0)[t] = 0;
-            step.slots.row_mut::<i64>(0)[t] = -1;
+            for group in 0..groups {
+                step.slots.row_mut::<i64>(group)[t] = -1;
+            }
         }
         for q in 0..stage.logits_rows {
             let token = read.logits_rows.get(q).map_or(0, |row| row.token.max(0));
@@ -146,17 +163,36 @@ fn sampling_params(slots: &SequenceSlotArrays<'_>, seq_slot: usize) -> SequenceS
     unsafe { std::mem::transmute(words) }
 }
 
+/// Returns the change of the block table of KV group 0 by a row.
+fn first_change(row: &StagedStepRow) -> StagedTableChange {
+    StagedTableChange { from: row.table_from, len: row.table_len, at: row.table_at }
+}
+
+/// Replaces the changed entries of a block table.
 fn update_table(
-    row: &StagedStepRow,
+    table: &mut [i32],
+    change: StagedTableChange,
     read: &StagingReader<'_>,
-    slots: &mut SequenceSlotArrays<'_>,
 ) -> Result<(), DeviceError> {
-    let entries = read.words(row.table_at, row.table_len)?;
-    let seq_slot = index("sequence slot", row.seq_slot, slots.tables.rows())?;
-    let table = slots.tables.row_mut::<i32>(seq_slot);
-    let from = row.table_from.max(0) as usize;
+    let entries = read.words(change.at, change.len)?;
+    let from = change.from.max(0) as usize;
     index("table", (from + entries.len()) as i32, table.len() + 1)?;
     table[from..from + entries.len()].copy_from_slice(entries);
+    Ok(())
+}
+
+/// Writes the KV slots of successive positions from `start` on: position `p` has KV slot `table[p /
+/// block_tokens] · block_tokens + p mod block_tokens`.
+fn write_kv_slots(
+    to: &mut [i64],
+    start: usize,
+    table: &[i32],
+    block_tokens: usize,
+) -> Result<(), DeviceError> {
+    for (position, slot) in (start..).zip(to) {
+        let block = table[index("table", (position / block_tokens) as i32, table.len())?];
+        *slot = i64::from(block) * block_tokens as i64 + (position % block_tokens) as i64;
+    }
     Ok(())
 }
 
@@ -174,28 +210,20 @@ fn latest_token_of(slots: &SequenceSlotArrays<'_>, seq_slot: usize) -> LatestTok
     LatestToken { token: words[0], position: words[1], draft_accepted: words[2] }
 }
 
-/// Writes the token ids, positions and KV slots of a row: position `p` has KV slot `table[p / block_tokens] ·
-/// block_tokens + p mod block_tokens`.
+/// Writes the token ids and positions of a row.
 fn write_row_inputs(
     row: &StagedStepRow,
     start: i32,
     read: &StagingReader<'_>,
     slots: &SequenceSlotArrays<'_>,
     step: &mut StepInputArrays<'_>,
-    block_tokens: usize,
 ) -> Result<(), DeviceError> {
-    let seq_slot = row.seq_slot as usize;
-    let latest = latest_token_of(slots, seq_slot).token;
+    let latest = latest_token_of(slots, row.seq_slot as usize).token;
     let ids = if row.ids < 0 { &[] } else { read.words(row.ids, row.len)? };
-    let table = slots.tables.as_ref().row::<i32>(seq_slot);
     for i in 0..row.len as usize {
         let (t, position) = (row.token as usize + i, start as usize + i);
-        let id = ids.get(i).copied().unwrap_or(latest);
-        let block = table[index("table", (position / block_tokens) as i32, table.len())?];
-        step.ids.row_mut::<i32>(0)[t] = id;
+        step.ids.row_mut::<i32>(0)[t] = ids.get(i).copied().unwrap_or(latest);
         step.positions.row_mut::<i32>(0)[t] = position as i32;
-        let slot = i64::from(block) * block_tokens as i64 + (position % block_tokens) as i64;
-        step.slots.row_mut::<i64>(0)[t] = slot;
     }
     Ok(())
 }

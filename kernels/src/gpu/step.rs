@@ -24,6 +24,8 @@ impl GpuKernel for StepPreparation<'_, '_, '_> {
         let Self { stage, slots: seq_slots, step, block_tokens } = self;
         check_step(stage, step)?;
         check_sequence_slots(seq_slots)?;
+        let groups = step.slots.rows();
+        let seq_slot_count = seq_slots.slots_of_groups(groups)?;
         let blocks = stage.rows.max(1);
         let per_row = stage.tokens.div_ceil(blocks);
         let row_blocks = per_row.div_ceil(THREADS * TOKENS_PER_THREAD).clamp(1, MAX_BLOCKS_PER_ROW);
@@ -51,7 +53,10 @@ impl GpuKernel for StepPreparation<'_, '_, '_> {
                 .u32(seq_slots.history.cols() as u32)
                 .u32(seq_slots.masks.cols() as u32)
                 .u32(block_tokens as u32)
-                .u32(step.row_facts.stride() as u32);
+                .u32(step.row_facts.stride() as u32)
+                .u32(groups as u32)
+                .u32(seq_slot_count as u32)
+                .u32(step.slots.stride() as u32);
         // SAFETY: the arrays are large enough for the step; the host checked the staged indices against the
         // sequence slots.
         unsafe { launch.launch(gpu, s) }

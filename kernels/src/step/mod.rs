@@ -1,13 +1,13 @@
 //! Data of one step that host and device share: the inputs that the host stages (a stage), the arrays on the
 //! device, and the outputs of the sampler.
 //!
-//! A stage is one buffer, so that a step needs one copy to the device: a header, then seven regions of
+//! A stage is one buffer, so that a step needs one copy to the device: a header, then eight regions of
 //! records. The C++ definition of every record is in `csrc/step/step.h`; a test compares sizes and offsets.
 
 mod row_facts;
 mod staging;
 
-use device::{MatMut, MatRef};
+use device::{DeviceError, MatMut, MatRef, check_size};
 
 pub use row_facts::RowMetadataField;
 pub use staging::StagingBuffer;
@@ -30,6 +30,7 @@ macro_rules! records {
 records!(
     StagingHeader,
     StagedStepRow,
+    StagedTableChange,
     StagedSequenceInit,
     StagedLogitsRow,
     StagedLogitEdit,
@@ -77,8 +78,10 @@ pub struct StagingHeader {
     pub facts_at: u32,
     /// Number of row facts ([`RowMetadataField`] values, one 32-bit word each) per row.
     pub facts_per_row: u32,
-    /// Reserved; zero.
-    pub reserved: u32,
+    /// Offset of the table changes region from the start of the stage, in bytes. The region has a
+    /// [`StagedTableChange`] of row 0 for each KV group from 1 on, then those of row 1, and so on; it is empty
+    /// for a model with one KV group.
+    pub table_changes_at: u32,
 }
 
 /// One row of the step: `len` tokens of the request in sequence slot `seq_slot`, from position `start` on.
@@ -98,12 +101,25 @@ pub struct StagedStepRow {
     /// positions after the latest token of the sequence slot; all token ids of the row are then the id of the
     /// latest token, until draft tokens are inserted.
     pub ids: i32,
-    /// Index of the first block table entry that is replaced.
+    /// Index of the first entry that is replaced in the block table of KV group 0.
     pub table_from: i32,
     /// Number of block table entries that are replaced.
     pub table_len: i32,
     /// Index of the new block table entries in the words region.
     pub table_at: i32,
+}
+
+/// Change of a block table by a row of the step, for the KV groups from 1 on. The change for group 0 is in
+/// [`StagedStepRow`].
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[repr(C)]
+pub struct StagedTableChange {
+    /// Index of the first entry that is replaced.
+    pub from: i32,
+    /// Number of entries that are replaced.
+    pub len: i32,
+    /// Index of the new entries in the words region.
+    pub at: i32,
 }
 
 /// Initialises a sequence slot for a new request.
@@ -291,7 +307,8 @@ pub struct StagingBufferView<'a> {
 pub struct SequenceSlotArrays<'a> {
     /// [`LatestToken`] records as 32-bit words; i32 `[sequence_slots, 3]`.
     pub latest: MatMut<'a>,
-    /// Block tables; i32 `[sequence_slots, blocks]`.
+    /// Block tables of each KV group; i32 `[groups · sequence_slots, blocks]`: the tables of all sequence slots
+    /// in group 0, then those in group 1, and so on.
     pub tables: MatMut<'a>,
     /// Token history: token ids by position, stored if a sampling rule reads them; i32 `[sequence_slots,
     /// max_len]`.
@@ -302,6 +319,15 @@ pub struct SequenceSlotArrays<'a> {
     pub params: MatMut<'a>,
 }
 
+impl SequenceSlotArrays<'_> {
+    /// Returns the number of sequence slots, if the block tables are those of `groups` KV groups.
+    pub(crate) fn slots_of_groups(&self, groups: usize) -> Result<usize, DeviceError> {
+        let (rows, seq_slots) = (self.tables.rows(), self.params.rows());
+        check_size("prepare", "block tables", rows, groups * seq_slots)?;
+        Ok(seq_slots)
+    }
+}
+
 /// Inputs of a forward pass, written by [`StepPreparation`](crate::StepPreparation).
 #[derive(Debug)]
 pub struct StepInputArrays<'a> {
@@ -309,7 +335,8 @@ pub struct StepInputArrays<'a> {
     pub ids: MatMut<'a>,
     /// Position of each token; i32 `[1, tokens]`.
     pub positions: MatMut<'a>,
-    /// KV slot of each token; i64 `[1, tokens]`. −1 = keys and values of the token are not stored.
+    /// KV slot of each token in each KV group; i64 `[groups, tokens]`. −1 = keys and values of the token are
+    /// not stored.
     pub slots: MatMut<'a>,
     /// Index of the first token of each row, then the end of the last row; i32 `[1, rows + 1]`.
     pub cu_q: MatMut<'a>,
@@ -383,7 +410,8 @@ pub struct DraftPassArgs<'a> {
     pub positions: MatRef<'a>,
     /// Draft tokens of the previous draft passes, by pass and row; i32 `[passes, rows]`.
     pub drafts: MatRef<'a>,
-    /// Block tables by sequence slot; i32 `[sequence_slots, blocks]`.
+    /// Block tables, of which the first rows are those of KV group 0 by sequence slot; i32 `[at least
+    /// sequence_slots, blocks]`.
     pub tables: MatRef<'a>,
     /// Number of tokens per KV block.
     pub block_tokens: usize,
@@ -424,6 +452,7 @@ mod tests {
     fn records_have_no_padding() {
         assert_eq!(size_of::<StagingHeader>(), 64);
         assert_eq!(size_of::<StagedStepRow>(), 32);
+        assert_eq!(size_of::<StagedTableChange>(), 12);
         assert_eq!(size_of::<StagedLogitsRow>(), 40);
         assert_eq!(size_of::<StagedLogitEdit>(), 16);
         assert_eq!(size_of::<StagedDraftRow>(), 32);

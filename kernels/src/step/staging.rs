@@ -5,7 +5,7 @@ use device::{DeviceError, MatRef};
 
 use super::{
     RowMetadataField, StagedDraftRow, StagedLogitEdit, StagedLogitsRow, StagedRecord,
-    StagedSequenceInit, StagedStepRow, StagingHeader,
+    StagedSequenceInit, StagedStepRow, StagedTableChange, StagingHeader,
 };
 
 /// Alignment of the regions of a stage, in bytes.
@@ -30,6 +30,9 @@ pub struct StagingBuffer {
     /// Row facts: the values of all [`RowMetadataField`]s of row 0, then those of row 1, and so on. Missing
     /// values are written as zeros.
     pub facts: Vec<i32>,
+    /// Block table changes of the KV groups from 1 on: those of row 0 by group, then those of row 1, and so on.
+    /// Empty for a model with one KV group.
+    pub table_changes: Vec<StagedTableChange>,
     /// Number of tokens of the step.
     pub tokens: usize,
 }
@@ -44,6 +47,7 @@ impl StagingBuffer {
         self.edits.clear();
         self.drafts.clear();
         self.facts.clear();
+        self.table_changes.clear();
         self.tokens = 0;
     }
 
@@ -77,7 +81,7 @@ impl StagingBuffer {
             drafts_at: region(size_of_val(&self.drafts[..])),
             facts_at: region(self.rows.len() * RowMetadataField::COUNT * size_of::<i32>()),
             facts_per_row: RowMetadataField::COUNT as u32,
-            reserved: 0,
+            table_changes_at: region(size_of_val(&self.table_changes[..])),
         };
         (header, end.next_multiple_of(ALIGN))
     }
@@ -93,6 +97,7 @@ impl StagingBuffer {
     /// # Panics
     /// If `to` is shorter than [`StagingBuffer::bytes`].
     pub fn write(&self, to: &mut [u8]) -> usize {
+        debug_assert!(self.table_changes.len().is_multiple_of(self.rows.len().max(1)));
         let (header, bytes) = self.header();
         let mut put = |at: u32, from: &[u8]| {
             to[at as usize..][..from.len()].copy_from_slice(from);
@@ -107,6 +112,7 @@ impl StagingBuffer {
         let facts = self.facts.iter().copied().chain(std::iter::repeat(0));
         let facts: Vec<i32> = facts.take(self.rows.len() * RowMetadataField::COUNT).collect();
         put(header.facts_at, bytes_of(&facts));
+        put(header.table_changes_at, bytes_of(&self.table_changes));
         bytes
     }
 }
@@ -128,6 +134,10 @@ pub(crate) struct StagingReader<'a> {
     /// Row facts: `facts_per_row` words for each row.
     pub(crate) facts: &'a [i32],
     pub(crate) facts_per_row: usize,
+    /// The whole stage.
+    all: &'a [i32],
+    /// Offset of the table changes region in bytes.
+    table_changes_at: u32,
 }
 
 impl<'a> StagingReader<'a> {
@@ -144,7 +154,18 @@ impl<'a> StagingReader<'a> {
             drafts: region(words, header.drafts_at, header.drafts)?,
             facts: region(words, header.facts_at, header.rows * header.facts_per_row)?,
             facts_per_row: header.facts_per_row as usize,
+            all: words,
+            table_changes_at: header.table_changes_at,
         })
+    }
+
+    /// Returns the block table changes of all rows in the KV groups from 1 to, but not including, `groups`:
+    /// those of row 0 by group, then those of row 1, and so on.
+    pub(crate) fn table_changes(
+        &self,
+        groups: usize,
+    ) -> Result<&'a [StagedTableChange], DeviceError> {
+        region(self.all, self.table_changes_at, (self.rows.len() * (groups - 1)) as u32)
     }
 
     /// Returns `len` words of the words region from index `at` on. A negative `at` counts as 0; a negative
@@ -202,6 +223,8 @@ mod tests {
             boundary_block: 4,
             ..StagedDraftRow::default()
         });
+        let change = StagedTableChange { from: 2, len: 3, at };
+        stage.table_changes.extend([change, StagedTableChange::default()]);
         stage.tokens = 2;
         let mut memory = vec![u64::MAX; stage.bytes() / 8 + 2];
         // SAFETY: the slice covers exactly the 64-bit words of `memory`, as bytes; all are initialised.
@@ -218,10 +241,13 @@ mod tests {
         assert_eq!(read.logits_rows, stage.logits_rows);
         assert_eq!((read.inits, read.edits), (&stage.inits[..], &stage.edits[..]));
         assert_eq!(read.drafts, stage.drafts);
+        assert_eq!(read.table_changes(1).unwrap(), []);
+        assert_eq!(read.table_changes(3).unwrap(), stage.table_changes);
         assert_eq!(read.words(at, 3).unwrap(), [5, 6, 7]);
         assert!(read.words(2, 2).is_err());
         let truncated = &words[..(stage.bytes() - ALIGN) / 4];
-        assert!(StagingReader::new(MatRef::of(truncated, 1, truncated.len()).unwrap()).is_err());
+        let truncated = StagingReader::new(MatRef::of(truncated, 1, truncated.len()).unwrap());
+        assert!(truncated.and_then(|read| read.table_changes(3)).is_err());
         // Copies the stage to an address that is 4 bytes after a multiple of 8, so that records with 8-byte
         // alignment are misaligned.
         let shifted: Vec<u64> = [-1].iter().chain(words).copied().collect::<Vec<i32>>()[..cols]

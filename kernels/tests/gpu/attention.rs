@@ -103,7 +103,7 @@ impl PagedAttentionCase {
         let block_tokens = self.layouts[0].block_tokens;
         for (row, seq_slot) in self.rows.iter().zip(&self.seq_slots) {
             let unused = self.keys.first_key(row.1.saturating_sub(row.0)) / block_tokens;
-            self.tables[*seq_slot as usize * self.width..][..unused].fill(-7);
+            self.tables[*seq_slot as usize * self.width..][..unused].fill(i32::MAX);
         }
     }
 

@@ -5,7 +5,8 @@ use kernels::StepPreparation;
 use kernels::gpu::GpuBackend;
 use kernels::step::{
     RowMetadataField, SequenceSamplingParams, SequenceSlotArrays, StagedLogitsRow,
-    StagedSequenceInit, StagedStepRow, StagingBuffer, StagingBufferView, StepInputArrays,
+    StagedSequenceInit, StagedStepRow, StagedTableChange, StagingBuffer, StagingBufferView,
+    StepInputArrays,
 };
 
 use crate::support::{DeviceArray, GpuTestElement, RandomNumbers, S, devices, oracle};
@@ -29,25 +30,36 @@ struct StepTestArrays {
 
 const SLOT_COLS: [usize; 5] = [3, WIDTH, MAX_LEN, MASK_WORDS, PARAM_WORDS];
 
-/// Returns the arrays before a step: the state of sequence slots is random, all other arrays contain −1 as
-/// the poison value.
-fn step_arrays(
-    numbers: &mut RandomNumbers,
+/// Sizes of a prepared step, padding included, and its number of KV groups.
+#[derive(Debug, Clone, Copy)]
+struct StepTestSizes {
     rows: usize,
     tokens: usize,
     logits_rows: usize,
-) -> StepTestArrays {
-    let slot_array =
-        |i: usize| (0..SEQ_SLOTS * SLOT_COLS[i]).map(|_| numbers.below(99) as i32).collect();
-    let slot_arrays = [0, 1, 2, 3, 4].map(slot_array);
-    let step = [tokens, tokens, rows + 1, rows, logits_rows].map(|n| vec![-1; n]);
-    let facts = vec![-1; RowMetadataField::COUNT * rows];
-    StepTestArrays { seq_slots: slot_arrays, step, slots: vec![-1; tokens], facts }
+    groups: usize,
 }
 
-/// Builds a step of `real` rows, of which the first has 11 tokens, and a padding logits row. With `init`, two
-/// sequence slots are initialised.
-fn stage(numbers: &mut RandomNumbers, real: usize, init: bool) -> StagingBuffer {
+/// Returns the number of rows of each array of the sequence slots: block tables have one row per group.
+fn slot_rows(groups: usize) -> [usize; 5] {
+    [SEQ_SLOTS, groups * SEQ_SLOTS, SEQ_SLOTS, SEQ_SLOTS, SEQ_SLOTS]
+}
+
+/// Returns the arrays before a step: the state of sequence slots is random, all other arrays contain −7 as
+/// the poison value.
+fn step_arrays(numbers: &mut RandomNumbers, sizes: StepTestSizes) -> StepTestArrays {
+    let StepTestSizes { rows, tokens, logits_rows, groups } = sizes;
+    let rows_of = slot_rows(groups);
+    let slot_array =
+        |i: usize| (0..rows_of[i] * SLOT_COLS[i]).map(|_| numbers.below(99) as i32).collect();
+    let slot_arrays = [0, 1, 2, 3, 4].map(slot_array);
+    let step = [tokens, tokens, rows + 1, rows, logits_rows].map(|n| vec![-7; n]);
+    let facts = vec![-7; RowMetadataField::COUNT * rows];
+    StepTestArrays { seq_slots: slot_arrays, step, slots: vec![-7; groups * tokens], facts }
+}
+
+/// Builds a step of `real` rows of a model with `groups` KV groups, of which the first row has 11 tokens, and
+/// a padding logits row. With `init`, two sequence slots are initialised.
+fn stage(numbers: &mut RandomNumbers, real: usize, init: bool, groups: usize) -> StagingBuffer {
     let mut stage = StagingBuffer::default();
     for r in 0..real {
         let len = if r == 0 { 11 } else { 1 + numbers.below(3) };
@@ -58,9 +70,16 @@ fn stage(numbers: &mut RandomNumbers, real: usize, init: bool) -> StagingBuffer 
         } else {
             stage.push_words((0..len as i32).map(|i| 1000 + i))
         };
-        let table_len = numbers.below(4) as i32;
-        let table_at = stage.push_words((0..table_len).map(|i| 500 + 10 * r as i32 + i));
-        let table_from = (start / BLOCK_TOKENS).min(WIDTH - table_len as usize) as i32;
+        let mut changes = (0..groups as i32).map(|group| {
+            let len = numbers.below(4) as i32;
+            let at = stage.push_words((0..len).map(|i| 500 + 100 * group + 10 * r as i32 + i));
+            let from = (start / BLOCK_TOKENS).min(WIDTH - len as usize) as i32;
+            StagedTableChange { from, len, at }
+        });
+        let StagedTableChange { from: table_from, len: table_len, at: table_at } =
+            changes.next().unwrap();
+        let further_changes: Vec<_> = changes.collect();
+        stage.table_changes.extend(further_changes);
         let (seq_slot, start, len, token) =
             ((SEQ_SLOTS - 1 - r) as i32, start as i32, len as i32, stage.tokens as i32);
         stage.rows.push(StagedStepRow {
@@ -115,8 +134,8 @@ fn words_of(stage: &StagingBuffer) -> Vec<i32> {
     bytes.chunks_exact(4).map(<i32 as GpuTestElement>::of_bytes).collect()
 }
 
-fn on_cpu(mut arrays: StepTestArrays, words: &[i32], sizes: [usize; 3]) -> StepTestArrays {
-    let [rows, tokens, logits_rows] = sizes;
+fn on_cpu(mut arrays: StepTestArrays, words: &[i32], sizes: StepTestSizes) -> StepTestArrays {
+    let StepTestSizes { rows, tokens, logits_rows, groups } = sizes;
     // The structs in the staging buffer contain 64-bit fields, so the words need the alignment of a device
     // buffer.
     let mut aligned = oracle_buffer(words);
@@ -125,7 +144,7 @@ fn on_cpu(mut arrays: StepTestArrays, words: &[i32], sizes: [usize; 3]) -> StepT
     let [newest, tables, history, masks, params] = &mut arrays.seq_slots;
     let mut slot_arrays = SequenceSlotArrays {
         latest: MatMut::of(newest, SEQ_SLOTS, 3).unwrap(),
-        tables: MatMut::of(tables, SEQ_SLOTS, WIDTH).unwrap(),
+        tables: MatMut::of(tables, groups * SEQ_SLOTS, WIDTH).unwrap(),
         history: MatMut::of(history, SEQ_SLOTS, MAX_LEN).unwrap(),
         masks: MatMut::of(masks, SEQ_SLOTS, MASK_WORDS).unwrap(),
         params: MatMut::of(params, SEQ_SLOTS, PARAM_WORDS).unwrap(),
@@ -134,7 +153,7 @@ fn on_cpu(mut arrays: StepTestArrays, words: &[i32], sizes: [usize; 3]) -> StepT
     let mut step = StepInputArrays {
         ids: MatMut::of(ids, 1, tokens).unwrap(),
         positions: MatMut::of(positions, 1, tokens).unwrap(),
-        slots: MatMut::of(&mut arrays.slots, 1, tokens).unwrap(),
+        slots: MatMut::of(&mut arrays.slots, groups, tokens).unwrap(),
         cu_q: MatMut::of(cu_q, 1, rows + 1).unwrap(),
         context_lens: MatMut::of(context_lens, 1, rows).unwrap(),
         logits_indices: MatMut::of(logits_indices, 1, logits_rows).unwrap(),
@@ -167,16 +186,17 @@ fn on_device(
     device: &GpuBackend,
     arrays: &StepTestArrays,
     words: &[i32],
-    sizes: [usize; 3],
+    sizes: StepTestSizes,
 ) -> StepTestArrays {
-    let [rows, tokens, logits_rows] = sizes;
+    let StepTestSizes { rows, tokens, logits_rows, groups } = sizes;
     let words = DeviceArray::row(device, words);
     let view = StagingBufferView { bytes: words.mat(), rows, tokens, logits_rows };
+    let rows_of = slot_rows(groups);
     let slot_array =
-        |i: usize| DeviceArray::of(device, &arrays.seq_slots[i], SEQ_SLOTS, SLOT_COLS[i]);
+        |i: usize| DeviceArray::of(device, &arrays.seq_slots[i], rows_of[i], SLOT_COLS[i]);
     let mut device_slots = [0, 1, 2, 3, 4].map(slot_array);
     let mut step_arrays = arrays.step.each_ref().map(|x| DeviceArray::row(device, x));
-    let mut slots = DeviceArray::row(device, &arrays.slots);
+    let mut slots = DeviceArray::of(device, &arrays.slots, groups, tokens);
     let mut facts = DeviceArray::of(device, &arrays.facts, RowMetadataField::COUNT, rows);
     let [newest, tables, history, masks, params] =
         device_slots.each_mut().map(DeviceArray::mat_mut);
@@ -214,18 +234,54 @@ fn on_device(
 #[test]
 fn prepared_step_matches_the_cpu() {
     let mut numbers = RandomNumbers::fresh(77);
-    for (real, padding, init) in
-        [(1, 0, false), (3, 0, true), (3, 2, true), (6, 9, false), (6, 0, true), (0, 4, true)]
+    let steps =
+        [(1, 0, false), (3, 0, true), (3, 2, true), (6, 9, false), (6, 0, true), (0, 4, true)];
+    for ((real, padding, init), groups) in
+        steps.into_iter().flat_map(|step| [1, 2, 3].map(|groups| (step, groups)))
     {
-        let staged = stage(&mut numbers, real, init);
+        let staged = stage(&mut numbers, real, init, groups);
         let words = words_of(&staged);
-        let sizes = [real + padding, staged.tokens + padding, staged.logits_rows.len() + padding];
-        let before = step_arrays(&mut numbers, sizes[0], sizes[1], sizes[2]);
+        let sizes = StepTestSizes {
+            rows: real + padding,
+            tokens: staged.tokens + padding,
+            logits_rows: staged.logits_rows.len() + padding,
+            groups,
+        };
+        let before = step_arrays(&mut numbers, sizes);
         let expected = on_cpu(before.clone(), &words, sizes);
+        let padding_slots = expected.slots.chunks(sizes.tokens.max(1));
+        assert!(padding_slots.into_iter().all(|slots| {
+            slots.iter().enumerate().all(|(t, &slot)| (slot == -1) == (t >= staged.tokens))
+        }));
         for device in devices() {
             let got = on_device(&device, &before, &words, sizes);
-            assert_eq!(got, expected, "{} {real} rows, {padding} padding", device.arch());
+            let arch = device.arch();
+            assert_eq!(got, expected, "{arch} {real} rows, {padding} padding, {groups} groups");
         }
+    }
+}
+
+/// A step of two KV groups: each group has its own KV slots, and its own table of every sequence slot.
+#[test]
+fn groups_have_separate_tables_and_slots() {
+    let mut stage = StagingBuffer::default();
+    let ids = stage.push_words([7, 8, 9]);
+    let table_at = stage.push_words([40, 41, 50]);
+    let row = StagedStepRow { seq_slot: 2, start: 3, len: 3, ids, ..StagedStepRow::default() };
+    stage.rows.push(StagedStepRow { table_len: 2, table_at, ..row });
+    // Group 1 keeps the first entry of its table.
+    stage.table_changes.push(StagedTableChange { from: 1, len: 1, at: table_at + 2 });
+    stage.tokens = 3;
+    let sizes = StepTestSizes { rows: 1, tokens: 4, logits_rows: 0, groups: 2 };
+    let mut before = step_arrays(&mut RandomNumbers::fresh(5), sizes);
+    let table = (SEQ_SLOTS + 2) * WIDTH; // Of group 1.
+    before.seq_slots[1][table] = 30;
+    let after = on_cpu(before.clone(), &words_of(&stage), sizes);
+    assert_eq!(after.slots, [163, 164, 165, -1, 123, 200, 201, -1]);
+    assert_eq!(after.seq_slots[1][2 * WIDTH..][..2], [40, 41]);
+    assert_eq!(after.seq_slots[1][table..][..2], [30, 50]);
+    for device in devices() {
+        assert_eq!(on_device(&device, &before, &words_of(&stage), sizes), after);
     }
 }
 

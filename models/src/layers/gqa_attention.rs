@@ -4,7 +4,7 @@ use super::{
     ColumnParallelLinear, FullQkNorm, ResidualStream, RotaryEmbedding, RowParallelLinear,
     SublayerNormRefs,
 };
-use crate::{ForwardContext, ForwardError, ModelConfig, ModelLoadError, Weights};
+use crate::{ForwardContext, ForwardError, KvLayerIndex, ModelConfig, ModelLoadError, Weights};
 use ops::{AttentionKeyRange, AttentionLayerParams, DType, QkNormRopeParams, Tensor};
 
 /// Attention of a decoder layer: `x += o_proj(softmax(rope(q) · rope(k)ᵀ · scale) · v)`, where `q`, `k` and
@@ -76,7 +76,7 @@ impl QkNorm {
 }
 
 impl GqaAttention {
-    /// Loads the attention of a layer; `layer` is the layer's index in the KV pool.
+    /// Loads the attention of layer `layer`: a decoder layer, or an MTP module after the decoder layers.
     pub(crate) fn load(
         config: &ModelConfig,
         w: &Weights<'_>,
@@ -117,7 +117,7 @@ impl GqaAttention {
 }
 
 impl GqaAttentionCore {
-    /// Loads the QK norm, RoPE tables and output projection; `layer` is the layer's index in the KV pool.
+    /// Loads the QK norm, RoPE tables and output projection of layer `layer`.
     pub(crate) fn load(
         config: &ModelConfig,
         w: &Weights<'_>,
@@ -136,12 +136,14 @@ impl GqaAttentionCore {
         // A window that is not shorter than any context has no effect.
         let window = config.window_at(layer).filter(|window| *window < w.positions());
         let scale = config.softmax_scale() * kv_scales[0];
+        let KvLayerIndex { group, layer: pool_layer } = w.kv_layer(layer);
         Ok(Self {
             norm: QkNorm::load(config, w)?,
             rope: rope.at_layer(layer),
             shape: AttentionLayerParams {
                 heads,
-                layer,
+                group,
+                layer: pool_layer,
                 scale,
                 keys: AttentionKeyRange { first_position: 0, window },
                 sinks: None,

@@ -3,7 +3,7 @@
 
 use super::{ResidualStream, RmsNormLayer, RotaryEmbedding, RowParallelLinear};
 use crate::config::{MlaConfig, RopeScaling};
-use crate::{ForwardContext, ForwardError, ModelConfig, ModelLoadError, Weights};
+use crate::{ForwardContext, ForwardError, KvLayerIndex, ModelConfig, ModelLoadError, Weights};
 use ops::{
     AttentionKeyRange, AttentionLayerParams, MlaWeights, PackedLinear, PackedMlaUpProjections,
     Tensor,
@@ -53,7 +53,7 @@ impl QueryProjection {
 }
 
 impl MlaAttentionLayer {
-    /// Loads the attention of a layer; `layer` is the layer's index in the KV pool.
+    /// Loads the attention of layer `layer`: a decoder layer, or an MTP module after the decoder layers.
     pub(crate) fn load(
         config: &ModelConfig,
         mla: &MlaConfig,
@@ -61,6 +61,7 @@ impl MlaAttentionLayer {
         rope: &RotaryEmbedding,
         layer: usize,
     ) -> Result<Self, ModelLoadError> {
+        let KvLayerIndex { group, layer: pool_layer } = w.kv_layer(layer);
         let heads = w.ranks().query_heads(config);
         let heads = heads.map_err(|e| w.split("kv_b_proj", e))?.len();
         Ok(Self {
@@ -71,7 +72,8 @@ impl MlaAttentionLayer {
             rope: rope.clone(),
             shape: AttentionLayerParams {
                 heads,
-                layer,
+                group,
+                layer: pool_layer,
                 scale: softmax_scale(config),
                 // An MTP module has no KV at position 0, because no hidden state precedes the first token.
                 keys: AttentionKeyRange {

@@ -34,7 +34,7 @@ use crate::config::NormWeightKind;
 use crate::expert_placement::check_placement;
 use crate::sharding::{ParallelRank, ParallelRanks, UnevenSplitError, WeightSlice};
 use crate::weight_table::{TensorSpec, tensors};
-use crate::{ModelConfig, ModelLoadError};
+use crate::{KvGrouping, KvLayerIndex, ModelConfig, ModelLoadError};
 use expert_weights::local_experts;
 use ops::{DType, HostMat, OpError, Ops, PackedLinear, PackedMlaUpProjections, Tensor};
 use protocol::ExpertPlacement;
@@ -68,6 +68,8 @@ pub(crate) struct WeightLoadTarget<'a> {
     pub(crate) placement: Option<&'a ExpertPlacement>,
     /// Dtype of the KV cache.
     pub(crate) kv_dtype: DType,
+    /// Assignment of the layers to KV groups.
+    pub(crate) kv_grouping: &'a KvGrouping,
     /// Number of positions in the RoPE tables: the longest context that requests can use, in tokens.
     pub(crate) positions: usize,
 }
@@ -80,6 +82,7 @@ struct WeightStore<'a> {
     ranks: ParallelRanks,
     placement: Option<&'a ExpertPlacement>,
     kv_dtype: DType,
+    kv_grouping: &'a KvGrouping,
     positions: usize,
     untaken: RefCell<BTreeMap<String, TensorSpec>>,
     observer: RefCell<WeightLoadObserver<'a>>,
@@ -115,7 +118,7 @@ impl<'a> Weights<'a> {
         target: WeightLoadTarget<'a>,
         observer: WeightLoadObserver<'a>,
     ) -> Result<Self, ModelLoadError> {
-        let WeightLoadTarget { ops, ranks, placement, kv_dtype, positions } = target;
+        let WeightLoadTarget { ops, ranks, placement, kv_dtype, kv_grouping, positions } = target;
         let mut untaken = BTreeMap::new();
         let mut bytes_total = 0;
         for spec in tensors(config) {
@@ -137,6 +140,7 @@ impl<'a> Weights<'a> {
             ranks,
             placement,
             kv_dtype,
+            kv_grouping,
             positions,
             untaken,
             observer,
@@ -383,6 +387,13 @@ impl<'a> Weights<'a> {
     #[must_use]
     pub fn kv_dtype(&self) -> DType {
         self.store.kv_dtype
+    }
+
+    /// Returns the place of the keys and values of layer `layer`: a decoder layer, or an MTP module after the
+    /// decoder layers.
+    #[must_use]
+    pub fn kv_layer(&self, layer: usize) -> KvLayerIndex {
+        self.store.kv_grouping.layer(layer)
     }
 
     /// Number of positions in the RoPE tables: the longest context that requests can use, in tokens.

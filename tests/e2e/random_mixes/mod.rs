@@ -8,11 +8,14 @@
 mod generated_requests;
 mod mix_runner;
 
-use crate::invariance::{EngineTestConfig, SEQUENTIAL, compile, model};
+use crate::invariance::{
+    BLOCK, EngineTestConfig, MAX_MODEL_LEN, SEQUENTIAL, WINDOW, compile, model,
+};
 use crate::rng::SimRng;
 use generated_requests::{GeneratedRequest, generate, specs};
 use grammar::CompiledGrammar;
 use mix_runner::{MixConfig, MixCounts, MixFaultRates, RequestOutput, run};
+use protocol::KvKind;
 use scheduler::{AbortCause, FinishReason};
 
 /// Number of seeds of every test run.
@@ -21,7 +24,7 @@ const SEEDS: u64 = 8;
 /// Draws the engine limits and fault rates of one run.
 fn random_mix(rng: &mut SimRng) -> MixConfig {
     let drafts = rng.pick(&[0, 0, 1, 3]);
-    let world = EngineTestConfig {
+    let mut world = EngineTestConfig {
         tokens_per_step: rng.pick(&[24, 40, 100, 512]),
         requests_running: rng.pick(&[2, 8, 24]),
         blocks: rng.pick(&[32, 33, 40, 400]),
@@ -29,6 +32,7 @@ fn random_mix(rng: &mut SimRng) -> MixConfig {
         steps_in_flight: rng.pick(&[1, 2, 3]),
         drafts,
         uses_draft_model: drafts > 0 && rng.chance_per_mille(500),
+        windows: false,
     };
     let faults = MixFaultRates {
         overdue_masks: if rng.chance_per_mille(500) { rng.pick(&[50, 300]) } else { 0 },
@@ -36,7 +40,14 @@ fn random_mix(rng: &mut SimRng) -> MixConfig {
         dies_at_tick: rng.chance_per_mille(400).then(|| 5 + rng.below(40)),
     };
     let tokens_per_chunk = rng.chance_per_mille(300).then(|| rng.pick(&[16, 33, 64]));
-    MixConfig { setting: world, tokens_per_chunk, mixed: !rng.chance_per_mille(150), faults }
+    let mixed = !rng.chance_per_mille(150);
+    world.windows = rng.chance_per_mille(400);
+    if world.windows {
+        // The blocks that a request holds in the KV group of the windows.
+        let window = KvKind::Window { tokens: WINDOW as u32 };
+        world.blocks += window.blocks_of_request(MAX_MODEL_LEN, 3 * world.tokens_per_step, BLOCK);
+    }
+    MixConfig { setting: world, tokens_per_chunk, mixed, faults }
 }
 
 /// Generates requests from a seed, runs them one after another without faults and concurrently with faults,
@@ -46,7 +57,7 @@ fn run_seed(seed: u64, grammars: &[CompiledGrammar]) -> MixCounts {
     let asked = generate(&mut rng, model().vocab as u32);
     let mix = random_mix(&mut rng);
     let calm = MixConfig {
-        setting: SEQUENTIAL,
+        setting: EngineTestConfig { windows: mix.setting.windows, ..SEQUENTIAL },
         tokens_per_chunk: None,
         mixed: true,
         faults: MixFaultRates::default(),

@@ -4,7 +4,7 @@ use crate::executor::Executor;
 use crate::spec_decode::ProposerModel;
 use crate::{ExecutorConfig, KvCacheDtype, KvCacheSize, ModelDtype};
 use models::sharding::ParallelRanks;
-use models::{AuxHiddenStateCollector, ForwardContext, ModelConfig, kv_layout};
+use models::{AuxHiddenStateCollector, ForwardContext, KvGrouping, ModelConfig, kv_layout};
 use ops::{DType, DeviceBatchMetadata, HostBatchMetadata, KvPool, Ops};
 use protocol::{
     Batch, BatchRow, BlockId, BlockTableUpdate, DeviceKind, DraftAcceptanceRule, Epoch,
@@ -273,6 +273,7 @@ fn view(ops: &Ops, start: usize, len: usize) -> DeviceBatchMetadata {
         cu_q: vec![0, len as i32],
         context_lens: vec![(start + len) as i32],
         block_tables: (0..8).collect(),
+        further_groups: Vec::new(),
     };
     DeviceBatchMetadata::new(ops, &inputs).unwrap()
 }
@@ -289,7 +290,8 @@ fn reference_drafts(
     let ops = &context.ops;
     let pool = |model: &ModelConfig| {
         let (order, ranks) = (ops.device().kv_order(), ParallelRanks::SINGLE);
-        let layout = kv_layout(model, DType::F32, 8, BLOCK, order, &ranks).unwrap();
+        let grouping = KvGrouping::single(model);
+        let layout = kv_layout(model, &grouping, DType::F32, 8, BLOCK, order, &ranks).unwrap();
         KvPool::new(ops, layout).unwrap()
     };
     let config = config(kind);

@@ -1,0 +1,192 @@
+//! Assignment of the layers with a KV cache to KV groups, and to layers of the KV pool.
+
+use crate::ModelConfig;
+use protocol::KvKind;
+
+/// Assignment of the layers of a model to KV groups.
+///
+/// All groups share one pool of blocks. A block has space for as many layers as the largest group has;
+/// whichever group a block is allocated to stores its layers in it. The layers that attend to the whole context
+/// are group 0, and the layers with a sliding window follow in groups of the same size, so that the blocks of
+/// keys behind the window can be freed. vLLM's hybrid KV cache manager forms groups by the same rule
+/// (`_get_kv_cache_groups_uniform_page_size`).
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct KvGrouping {
+    kinds: Vec<KvKind>,
+    layers: Vec<KvLayerIndex>,
+    pool_layers: usize,
+}
+
+/// Place of a layer's keys and values.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct KvLayerIndex {
+    /// KV group, whose block tables the layer uses.
+    pub group: usize,
+    /// Layer of the KV pool.
+    pub layer: usize,
+}
+
+/// Maximum number of groups with a window; `BlockTableUpdate` numbers all groups with 8 bits.
+const WINDOW_GROUPS_MAX: usize = 254;
+
+impl KvGrouping {
+    /// Assigns all layers to one group that keeps every position. Draft models have this grouping, because
+    /// their keys and values are in the blocks of group 0 of the target model.
+    #[must_use]
+    pub fn single(config: &ModelConfig) -> Self {
+        let kind = if config.mla.is_some() { KvKind::Mla } else { KvKind::Full };
+        Self::one_group(config.kv_layers(), kind)
+    }
+
+    /// Groups the layers of a model for requests of up to `max_positions` tokens. A window of this length has
+    /// no effect, so its layers count as layers without a window.
+    ///
+    /// With `device_drafts`, a draft model, EAGLE-3 module or MTP module proposes draft tokens. It uses the
+    /// block table of group 0 and reads every position; if all layers of the model have a window, the model
+    /// then has one group that keeps every position, and no block is freed early.
+    #[must_use]
+    pub fn new(config: &ModelConfig, max_positions: usize, device_drafts: bool) -> Self {
+        let window =
+            |layer: usize| config.window_at(layer).filter(|window| *window < max_positions);
+        let (windowed, full): (Vec<usize>, Vec<usize>) =
+            (0..config.kv_layers()).partition(|&layer| window(layer).is_some());
+        let Some(tokens) = windowed.first().and_then(|&layer| window(layer)) else {
+            return Self::single(config);
+        };
+        let kind = KvKind::Window { tokens: tokens as u32 };
+        if full.is_empty() {
+            return if device_drafts {
+                Self::single(config)
+            } else {
+                Self::one_group(config.kv_layers(), kind)
+            };
+        }
+        let pool_layers = group_size(full.len(), windowed.len());
+        let mut grouping = Self {
+            kinds: vec![KvKind::Full],
+            layers: vec![KvLayerIndex { group: 0, layer: 0 }; config.kv_layers()],
+            pool_layers,
+        };
+        for (index, layer) in full.into_iter().enumerate() {
+            grouping.layers[layer].layer = index;
+        }
+        for layers in windowed.chunks(pool_layers) {
+            let group = grouping.kinds.len();
+            grouping.kinds.push(kind);
+            for (index, &layer) in layers.iter().enumerate() {
+                grouping.layers[layer] = KvLayerIndex { group, layer: index };
+            }
+        }
+        grouping
+    }
+
+    fn one_group(layers: usize, kind: KvKind) -> Self {
+        Self {
+            kinds: vec![kind],
+            layers: (0..layers).map(|layer| KvLayerIndex { group: 0, layer }).collect(),
+            pool_layers: layers,
+        }
+    }
+
+    /// Kind of each group.
+    #[must_use]
+    pub fn kinds(&self) -> &[KvKind] {
+        &self.kinds
+    }
+
+    /// Number of layers of the KV pool: the number of layers of the largest group.
+    #[must_use]
+    pub fn pool_layers(&self) -> usize {
+        self.pool_layers
+    }
+
+    /// Returns the place of layer `layer`: a decoder layer, or an MTP module after the decoder layers.
+    #[must_use]
+    pub fn layer(&self, layer: usize) -> KvLayerIndex {
+        self.layers[layer]
+    }
+
+    /// Returns the layers of group `group` in ascending order.
+    pub fn layers_of(&self, group: usize) -> impl Iterator<Item = usize> + '_ {
+        let layers = self.layers.iter().enumerate();
+        layers.filter(move |(_, place)| place.group == group).map(|(layer, _)| layer)
+    }
+}
+
+/// Number of layers per group of a model with `full` layers that keep every position and `windowed` layers with
+/// a window. The smaller number leaves no layer of a block of group 0 unused. If the numbers are similar, the
+/// larger one wastes less than one more group of windowed layers.
+fn group_size(full: usize, windowed: usize) -> usize {
+    let similar = 2 * windowed < 3 * full;
+    let size = if similar { full.max(windowed) } else { full };
+    size.max(windowed.div_ceil(WINDOW_GROUPS_MAX))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::LayerAttentionConfig;
+    use serde_json::json;
+    use std::path::Path;
+
+    const WINDOW: KvKind = KvKind::Window { tokens: 8 };
+
+    /// Returns a model whose layer `i` has a window of 8 keys if character `i` of `layers` is `w`.
+    fn config(layers: &str) -> ModelConfig {
+        let json = json!({
+            "architectures": ["LlamaForCausalLM"], "hidden_size": 64, "intermediate_size": 64,
+            "num_hidden_layers": layers.len(), "num_attention_heads": 2, "vocab_size": 32,
+            "rms_norm_eps": 1e-5, "max_position_embeddings": 64,
+        });
+        let config = ModelConfig::from_json(Path::new("config.json"), &json.to_string()).unwrap();
+        let windowed = layers.chars().map(|layer| layer == 'w').collect();
+        let attention = LayerAttentionConfig { window: 8, windowed, rope: None };
+        ModelConfig { layer_attention: Some(attention), ..config }
+    }
+
+    #[test]
+    fn windowed_layers_form_groups_of_equal_size() {
+        for (layers, expected, pool_layers) in [
+            ("wfwf", vec![vec![1, 3], vec![0, 2]], 2),
+            ("wwfwwf", vec![vec![2, 5], vec![0, 1], vec![3, 4]], 2),
+            ("wwfww", vec![vec![2], vec![0], vec![1], vec![3], vec![4]], 1),
+            ("wffwwfww", vec![vec![1, 2, 5], vec![0, 3, 4], vec![6, 7]], 3),
+            ("fwfwfww", vec![vec![0, 2, 4], vec![1, 3, 5, 6]], 4), // Similar numbers: one group.
+            ("fffw", vec![vec![0, 1, 2], vec![3]], 3),
+        ] {
+            let grouping = KvGrouping::new(&config(layers), 64, true);
+            assert_eq!(grouping.pool_layers(), pool_layers, "{layers}");
+            assert_eq!(grouping.kinds()[0], KvKind::Full);
+            assert!(grouping.kinds()[1..].iter().all(|kind| *kind == WINDOW));
+            let groups = 0..grouping.kinds().len();
+            let of_groups: Vec<Vec<_>> =
+                groups.map(|group| grouping.layers_of(group).collect()).collect();
+            assert_eq!(of_groups, expected);
+            for (group, layers) in of_groups.iter().enumerate() {
+                for (layer, &of_model) in layers.iter().enumerate() {
+                    assert_eq!(grouping.layer(of_model), KvLayerIndex { group, layer });
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn layers_of_one_kind_form_one_group() {
+        let kinds = |layers, max_positions, device_drafts| {
+            let grouping = KvGrouping::new(&config(layers), max_positions, device_drafts);
+            assert_eq!(grouping.pool_layers(), 3);
+            grouping.kinds().to_vec()
+        };
+        assert_eq!(kinds("fff", 64, false), [KvKind::Full]);
+        assert_eq!(kinds("www", 64, false), [WINDOW]);
+        assert_eq!(kinds("www", 64, true), [KvKind::Full], "draft modules read every position");
+        assert_eq!(kinds("wfw", 8, false), [KvKind::Full], "the window has no effect");
+        assert_eq!(KvGrouping::single(&config("wfw")).kinds(), [KvKind::Full]);
+    }
+
+    #[test]
+    fn groups_are_numbered_with_8_bits() {
+        let grouping = KvGrouping::new(&config(&format!("f{}", "w".repeat(600))), 64, false);
+        assert_eq!((grouping.kinds().len(), grouping.pool_layers()), (201, 3));
+    }
+}
