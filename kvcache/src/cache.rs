@@ -537,10 +537,8 @@ impl KvCache {
             let end = self.groups[group].first_read_block(boundary).min(table.len());
             for index in table.released..end {
                 let block = std::mem::replace(&mut table.blocks[index as usize], BlockId::NULL);
-                let order = match checkpoints.need(&self.groups[group], index) {
-                    true => EvictionOrder::Last,
-                    false => EvictionOrder::First,
-                };
+                let is_needed = checkpoints.need(&self.groups[group], index);
+                let order = if is_needed { EvictionOrder::Last } else { EvictionOrder::First };
                 self.release(block.0, order);
             }
             table.released = table.released.max(end);

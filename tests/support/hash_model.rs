@@ -326,9 +326,10 @@ impl HashModel {
             context = fold(context, value);
             for group in 0..config.kinds.len() {
                 let slot = slot(&sequence.tables[group], config, position, row)?;
-                slots[slot] = match failed {
-                    true => HashKvSlot::POISON,
-                    false => HashKvSlot::new(group, value, context),
+                slots[slot] = if failed {
+                    HashKvSlot::POISON
+                } else {
+                    HashKvSlot::new(group, value, context)
                 };
             }
             if (position + 1).is_multiple_of(config.block_tokens) && !failed {

