@@ -8,7 +8,7 @@ use protocol::KvKind;
 /// All groups share one pool of blocks. A block has space for as many layers as the largest group has;
 /// whichever group a block is allocated to stores its layers in it. The layers that attend to the whole context
 /// are group 0, and the layers with a sliding window follow in groups of the same size, so that the blocks of
-/// keys behind the window can be freed. vLLM's hybrid KV cache manager forms groups by the same rule
+/// keys before the window can be freed. vLLM's hybrid KV cache manager forms groups by the same rule
 /// (`_get_kv_cache_groups_uniform_page_size`).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct KvGrouping {

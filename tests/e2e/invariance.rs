@@ -412,7 +412,7 @@ fn scheduler_decisions_change_no_output_bit() {
     assert!(preempting >= 2, "{preempting} of four worlds with a small cache preempt");
 }
 
-/// As `scheduler_decisions_change_no_output_bit`, for a model whose blocks behind the windows are freed while
+/// As `scheduler_decisions_change_no_output_bit`, for a model whose blocks before the windows are freed while
 /// requests run.
 #[test]
 fn decisions_with_windows_change_no_output_bit() {

@@ -393,7 +393,7 @@ fn warm_up_measures_and_sizes() {
 }
 
 /// A pool of 26 blocks holds a request of 256 tokens, although its three KV groups have 16 blocks each for these
-/// tokens: the blocks behind the windows are freed.
+/// tokens: the blocks before the windows are freed.
 #[test]
 fn windows_free_blocks() {
     let sized = |blocks| {

@@ -476,14 +476,14 @@ impl LockstepGroup {
 #[derive(Default)]
 pub(crate) struct RequestTables {
     groups: Vec<GroupTable>,
-    /// Whether blocks behind the window are kept, because other requests may use them.
+    /// Whether blocks before the window are kept, because other requests may use them.
     pub(crate) keeps_blocks: bool,
 }
 
 /// Block table of a request in one KV group.
 #[derive(Clone, Default)]
 struct GroupTable {
-    /// Entries; `None` = no block, because all its positions are behind the window.
+    /// Entries; `None` = no block, because all its positions are before the window.
     blocks: Vec<Option<BlockId>>,
     /// Number of entries that the executor has received.
     sent: usize,
@@ -505,7 +505,7 @@ impl RequestTables {
     }
 
     /// Allocates blocks for a row that writes `positions`, and returns the updates of the tables. Blocks
-    /// behind the window of the row's first token are freed: other rows of the same step may use them.
+    /// before the window of the row's first token are freed: other rows of the same step may use them.
     fn update(
         &mut self,
         kinds: &[KvKind],
@@ -523,7 +523,7 @@ impl RequestTables {
             while table.blocks.len() * BLOCK < positions.end {
                 table.blocks.push(Some(free.pop().unwrap()));
             }
-            // The first update of a table may leave out the blocks behind the window.
+            // The first update of a table may leave out the blocks before the window.
             let first_entry = if table.sent == 0 { first } else { table.sent };
             if first_entry < table.blocks.len() {
                 let blocks = table.blocks[first_entry..].iter().map(|block| block.unwrap());
