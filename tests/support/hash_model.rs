@@ -18,8 +18,8 @@
 pub(crate) mod text;
 
 use protocol::{
-    Batch, BatchRow, BitmaskRow, BlockId, BlockTableUpdate, Epoch, KvKind, RequestId, RowError,
-    RowInput, RowOutput, StepId, StepOutput, StepTiming, Token, TokenBitmask,
+    Batch, BatchRow, BitmaskRow, BlockId, BlockTableUpdate, KvKind, RequestId, RowError, RowInput,
+    RowOutput, StepId, StepOutput, StepTiming, Token, TokenBitmask,
 };
 use text::{EMPTY, HashSampler, POISON, avalanche, entry, fold};
 
@@ -619,15 +619,10 @@ fn fail<T>(row: &BatchRow, text: std::fmt::Arguments<'_>) -> HashModelResult<T> 
     )))
 }
 
-/// An executor thread that runs the hash model without delays. After the start-up handshake, it sends one
-/// output for each batch that it receives.
+/// Link of an executor thread that runs the hash model.
 pub(crate) mod thread {
-    use super::{Epoch, HashModel, HashModelConfig};
     use protocol::link::{InProcessLink, LinkError, MessageLink};
-    use protocol::{
-        Batch, BitmaskRow, ExecutorCommand, ExecutorEvent, ExecutorHello, ExecutorReady, KvGroup,
-        KvSpec, PROTOCOL_VERSION, ProfilerStatus, Rank, StepCost, WarmUpReport, WeightsDigest,
-    };
+    use protocol::{Batch, BitmaskRow, ExecutorCommand, ExecutorEvent};
     use std::collections::VecDeque;
     use std::time::Duration;
 
@@ -671,64 +666,6 @@ pub(crate) mod thread {
             deferred.append(&mut self.queued);
             self.queued = deferred;
             Ok(rows)
-        }
-    }
-
-    /// Runs an executor on a link until `Shutdown` or until the scheduler closes the link.
-    ///
-    /// Errors: `LinkError::Closed` if the scheduler disconnects without `Shutdown`.
-    pub(crate) fn serve(
-        config: HashModelConfig,
-        link: InProcessLink<ExecutorEvent, ExecutorCommand>,
-    ) -> Result<(), LinkError> {
-        let mut link = BufferedExecutorLink::new(link);
-        let group = |&kind| KvGroup { layers: vec![0], kind, bytes_per_block: 1 };
-        let groups = config.kinds.iter().map(group).collect();
-        let spec = KvSpec { block_tokens: config.block_tokens, groups };
-        let blocks = config.blocks;
-        let device = "hash model".to_owned();
-        let (build, manifest) = (String::new(), 0);
-        let hello = ExecutorHello {
-            version: PROTOCOL_VERSION,
-            rank: Rank(0),
-            epoch: Epoch(0),
-            device,
-            build,
-            model_digest: manifest,
-        };
-        link.send(ExecutorEvent::Hello(hello))?;
-        link.send(ExecutorEvent::WeightsLoaded(WeightsDigest::default()))?;
-        link.send(ExecutorEvent::WarmUpDone(WarmUpReport {
-            kv_spec: spec,
-            kv_blocks: blocks,
-            step_cost: StepCost::default(),
-        }))?;
-        let mut model = HashModel::new(config.clone());
-        loop {
-            match link.next()? {
-                None | Some(ExecutorCommand::Bitmask(_)) => {}
-                Some(ExecutorCommand::AllocateKv { blocks }) => {
-                    model = HashModel::new(HashModelConfig { blocks, ..config.clone() });
-                    link.send(ExecutorEvent::Ready(ExecutorReady {
-                        kv_blocks: blocks,
-                        capture_sizes: Vec::new(),
-                    }))?;
-                }
-                Some(ExecutorCommand::Batch(batch)) => {
-                    let masks = link.masks(&batch)?;
-                    let reply = match model.run_with(&batch, &masks, |_| None) {
-                        Ok(output) => ExecutorEvent::StepOutput(output),
-                        Err(invalid_batch) => {
-                            ExecutorEvent::Fault { step: Some(batch.step), text: invalid_batch.0 }
-                        }
-                    };
-                    link.send(reply)?;
-                }
-                Some(ExecutorCommand::Profile { .. }) => {
-                    link.send(ExecutorEvent::ProfilerStatus(ProfilerStatus::Stopped(None)))?;
-                }
-                Some(ExecutorCommand::Shutdown) => return Ok(()),
-            }
         }
     }
 }
