@@ -30,6 +30,9 @@ use std::sync::Arc;
 /// Up to this number of rows, a GEMM kernel may be specialised for the exact number of rows.
 const SMALL_BATCH_ROWS: u32 = 16;
 
+/// Maximum number of steps whose outputs the scheduler has not applied.
+const UNAPPLIED_STEPS_MAX: u32 = 4;
+
 /// Progress of a start-up phase (load, warm-up, capture).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct StartupPhaseProgress {
@@ -264,6 +267,12 @@ impl Executor {
         (STEPS_IN_FLIGHT as u32).saturating_mul(self.config.settings.tokens_per_step)
     }
 
+    /// Maximum number of tokens in the steps whose outputs the scheduler has not applied. More steps can wait for
+    /// their output than are in flight on the device.
+    fn most_tokens_in_flight(&self) -> u32 {
+        UNAPPLIED_STEPS_MAX.saturating_mul(self.config.settings.tokens_per_step)
+    }
+
     /// Number of KV blocks that one request of `kv_tokens_min` tokens needs.
     fn kv_blocks_min(&self) -> u32 {
         self.spec.blocks_of_request(self.config.settings.kv_tokens_min, self.tokens_in_flight())
@@ -422,7 +431,7 @@ impl Executor {
         let draft_layout = |draft| layout(draft, &KvGrouping::single(draft));
         let draft_kv = draft.as_ref().map(draft_layout).transpose()?;
         let tables =
-            BlockTableLimits::of_groups(&self.spec, *max_model_len, self.tokens_in_flight());
+            BlockTableLimits::of_groups(&self.spec, *max_model_len, self.most_tokens_in_flight());
         let limits = StepLimits {
             tokens: self.config.settings.tokens_per_step as usize,
             rows: *max_num_seqs as usize,

@@ -7,14 +7,14 @@ use protocol::BlockId;
 #[derive(Debug, Default)]
 pub struct BlockTable {
     pub(crate) blocks: Vec<BlockId>,
-    /// Number of leading entries that hold no block ([`BlockId::NULL`]), because their positions are behind
+    /// Number of leading entries that hold no block ([`BlockId::NULL`]), because their positions are before
     /// the window of the group.
     pub(crate) released: u32,
 }
 
 impl BlockTable {
     /// Returns the blocks: entry `i` holds positions `[i * block_tokens, (i + 1) * block_tokens)`. Entries
-    /// behind the window of the group are [`BlockId::NULL`].
+    /// before the window of the group are [`BlockId::NULL`].
     #[inline]
     pub fn blocks(&self) -> &[BlockId] {
         &self.blocks

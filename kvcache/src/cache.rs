@@ -83,7 +83,7 @@ pub struct PrefixHit {
     /// Number of found blocks that no block table references. Adding a reference to such a block reduces the
     /// number of available blocks.
     pub evictable: u32,
-    /// Number of leading blocks that the groups which keep all positions have.
+    /// Number of leading blocks that the groups which keep all positions have; `blocks` without such groups.
     pub wanted: u32,
     /// The group whose missing window shortened the hit to less than `wanted`, the last of them.
     pub cut_by: Option<u8>,
@@ -97,7 +97,7 @@ pub enum PrefixCacheInsertOutcome {
     /// The prefix index already had an equal block, which replaced the block in the block table.
     Deduplicated,
     /// The preceding block of the table is not in the prefix index, or a different block has the same hash.
-    /// No further blocks of the table can be registered.
+    /// No further blocks of the table can be registered, except in window groups.
     Rejected,
 }
 
@@ -117,8 +117,7 @@ pub struct BlockCounts {
 impl KvCache {
     /// Creates an empty cache.
     ///
-    /// Errors: an empty pool, blocks without tokens, a hash size outside 1 to 64 bits, or a number of KV
-    /// cache groups outside 1 to 255.
+    /// Errors: those of `KvConfig::validate`.
     pub fn new(config: &KvConfig) -> Result<Self, KvConfigError> {
         config.validate()?;
         let (blocks, block_tokens) = (config.blocks, config.spec.block_tokens);
@@ -525,7 +524,7 @@ impl KvCache {
     /// those that no checkpoint needs are evicted first.
     ///
     /// Returns the number of blocks that became available.
-    pub fn release_behind(
+    pub fn release_before_window(
         &mut self,
         tables: &mut BlockTables,
         position: u32,
@@ -620,7 +619,7 @@ impl KvCache {
             }
         }
         self.pool.check(&refs, |block| self.is_indexed(BlockId(block)));
-        (0..).zip(&self.groups).for_each(|(number, group)| self.check_index(number, group));
+        (0..=u8::MAX).zip(&self.groups).for_each(|(number, group)| self.check_index(number, group));
         if let Some(sampler) = &self.lifetime_sampler {
             sampler.check(|block| refs[block as usize] == 0 && !self.is_indexed(BlockId(block)));
         }

@@ -17,7 +17,7 @@ impl CacheGroup {
         Self { index: PrefixIndex::new(blocks, secret), kind: group.kind, block_tokens }
     }
 
-    /// Whether blocks are released behind a window.
+    /// Whether blocks before a window are released.
     #[inline]
     pub(crate) fn is_window(&self) -> bool {
         self.kind.window().is_some()
@@ -65,15 +65,15 @@ impl CacheGroup {
     }
 }
 
-/// Positions at which later prompts are likely to continue a request. Blocks behind a window are evicted
+/// Positions at which later prompts are likely to continue a request. Blocks before a window are evicted
 /// before all other cached blocks, unless a prefix hit that ends at such a position needs them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct WindowCheckpoints {
     /// End of the longest prefix hit of the same prompt.
     pub prompt_end: u32,
-    /// Position at which a prefix hit of this request would have ended if the windows before it had been
+    /// End of the prefix hit of this request, or where it would have ended if all windows before it had been
     /// cached; 0 = none.
-    pub missed_hit: u32,
+    pub hit_end: u32,
     /// Distance of further checkpoints in tokens, a multiple of the tokens per block; 0 = none.
     pub interval: u32,
 }
@@ -83,7 +83,7 @@ impl WindowCheckpoints {
     pub(crate) fn need(&self, group: &CacheGroup, index: u32) -> bool {
         let end = (index + 1) * group.block_tokens;
         let next = end.checked_next_multiple_of(self.interval).unwrap_or(0);
-        [self.prompt_end, self.missed_hit, next].iter().any(|&end| group.is_read_by_hit(index, end))
+        [self.prompt_end, self.hit_end, next].iter().any(|&end| group.is_read_by_hit(index, end))
     }
 }
 
@@ -110,7 +110,7 @@ mod tests {
     }
 
     #[test]
-    fn longest_hit_ends_behind_cached_windows() {
+    fn longest_hit_ends_after_cached_windows() {
         let hit =
             |group: &CacheGroup, cached: &[u32]| group.longest_hit(8, |i| cached.contains(&i));
         let full = group(KvKind::Full);
@@ -130,10 +130,10 @@ mod tests {
         let kept = |checkpoints: WindowCheckpoints| -> Vec<u32> {
             (0..12).filter(|&index| checkpoints.need(&group, index)).collect()
         };
-        let none = WindowCheckpoints { prompt_end: 0, missed_hit: 0, interval: 0 };
+        let none = WindowCheckpoints { prompt_end: 0, hit_end: 0, interval: 0 };
         assert!(kept(none).is_empty());
         assert_eq!(kept(WindowCheckpoints { prompt_end: 40, ..none }), [8, 9]);
-        assert_eq!(kept(WindowCheckpoints { missed_hit: 4, ..none }), [0]);
+        assert_eq!(kept(WindowCheckpoints { hit_end: 4, ..none }), [0]);
         assert_eq!(kept(WindowCheckpoints { interval: 16, ..none }), [2, 3, 6, 7, 10, 11]);
     }
 }

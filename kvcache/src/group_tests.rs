@@ -35,7 +35,7 @@ impl GroupRequest {
 enum GroupOp {
     /// Admits a request with these tokens, if its blocks fit.
     Start(Vec<Token>),
-    /// Computes up to `.1` further tokens of request `.0`, and releases the blocks behind its windows.
+    /// Computes up to `.1` further tokens of request `.0`, and releases the blocks before its windows.
     Compute(usize, u32),
     /// Frees the blocks of a request.
     Free(usize),
@@ -182,8 +182,8 @@ impl GroupRun {
             }
         }
         (request.computed, request.published) = (end, end / BLOCK_TOKENS);
-        let checkpoints = WindowCheckpoints { prompt_end: 8, missed_hit: 4, interval: 6 };
-        kv.release_behind(&mut request.tables, end, checkpoints);
+        let checkpoints = WindowCheckpoints { prompt_end: 8, hit_end: 4, interval: 6 };
+        kv.release_before_window(&mut request.tables, end, checkpoints);
         for (kind, table) in config.spec.groups.iter().map(|g| g.kind).zip(request.tables.iter()) {
             let first_read = kind.first_read(end) / BLOCK_TOKENS;
             assert!(table.first_held() <= first_read, "{kind:?} at {end}: {table:?}");
@@ -236,8 +236,8 @@ fn windows_without_checkpoint_are_evicted_first() {
                 let content = SequenceContent { tokens, block_keys: keys, extra_keys: None };
                 run.kv.publish(tables, group, end / 2 - 1, content);
             }
-            let checkpoints = WindowCheckpoints { prompt_end, missed_hit: 0, interval: 0 };
-            run.kv.release_behind(&mut request.tables, end, checkpoints);
+            let checkpoints = WindowCheckpoints { prompt_end, hit_end: 0, interval: 0 };
+            run.kv.release_before_window(&mut request.tables, end, checkpoints);
             request.computed = end;
         }
         run.kv.evictable_blocks().map(|block| block.0).collect::<Vec<_>>()

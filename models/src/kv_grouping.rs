@@ -8,7 +8,7 @@ use protocol::KvKind;
 /// All groups share one pool of blocks. A block has space for as many layers as the largest group has;
 /// whichever group a block is allocated to stores its layers in it. The layers that attend to the whole context
 /// are group 0, and the layers with a sliding window follow in groups of the same size, so that the blocks of
-/// keys before the window can be freed. vLLM's hybrid KV cache manager forms groups by the same rule
+/// keys before the window can be freed. vLLM's hybrid KV cache manager forms groups by a similar rule
 /// (`_get_kv_cache_groups_uniform_page_size`).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct KvGrouping {
@@ -17,7 +17,7 @@ pub struct KvGrouping {
     pool_layers: usize,
 }
 
-/// Place of a layer's keys and values.
+/// KV group and pool layer that have the keys and values of a layer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct KvLayerIndex {
     /// KV group, whose block tables the layer uses.
@@ -28,6 +28,10 @@ pub struct KvLayerIndex {
 
 /// Maximum number of groups with a window; `BlockTableUpdate` numbers all groups with 8 bits.
 const WINDOW_GROUPS_MAX: usize = 254;
+
+/// If a model has fewer layers with a window than one per this number of other layers, all layers keep every
+/// position: most of each block of a window group would be unused, and short requests would need twice the blocks.
+const SPARSE_WINDOWS: usize = 3;
 
 impl KvGrouping {
     /// Assigns all layers to one group that keeps every position. Draft models have this grouping, because
@@ -54,12 +58,16 @@ impl KvGrouping {
             return Self::single(config);
         };
         let kind = KvKind::Window { tokens: tokens as u32 };
-        if full.is_empty() {
+        let is_mtp = |layer: &usize| *layer >= config.layers;
+        if full.iter().all(is_mtp) {
             return if device_drafts {
                 Self::single(config)
             } else {
                 Self::one_group(config.kv_layers(), kind)
             };
+        }
+        if SPARSE_WINDOWS * windowed.len() < full.len() {
+            return Self::single(config);
         }
         let pool_layers = group_size(full.len(), windowed.len());
         let mut grouping = Self {
@@ -181,6 +189,8 @@ mod tests {
         assert_eq!(kinds("www", 64, false), [WINDOW]);
         assert_eq!(kinds("www", 64, true), [KvKind::Full], "draft modules read every position");
         assert_eq!(kinds("wfw", 8, false), [KvKind::Full], "the window has no effect");
+        let sparse = KvGrouping::new(&config("fffffffww"), 64, false);
+        assert_eq!((sparse.kinds(), sparse.pool_layers()), (&[KvKind::Full][..], 9));
         assert_eq!(KvGrouping::single(&config("wfw")).kinds(), [KvKind::Full]);
     }
 

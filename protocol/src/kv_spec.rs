@@ -55,7 +55,7 @@ impl KvKind {
     pub const fn first_read(self, position: u32) -> u32 {
         match self {
             Self::Full | Self::Mla => 0,
-            Self::Window { tokens } => (position + 1).saturating_sub(tokens),
+            Self::Window { tokens } => position.saturating_add(1).saturating_sub(tokens),
         }
     }
 

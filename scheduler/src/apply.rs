@@ -52,7 +52,7 @@ pub(crate) fn apply(
         if finish {
             finished.push(row.slot);
         } else {
-            state.reserved_blocks += release_behind_windows(request, kv);
+            state.reserved_blocks += release_before_window(request, kv);
         }
     }
     state.recycle_rows(scheduled.rows);
@@ -64,21 +64,21 @@ pub(crate) fn apply(
 /// Releases the blocks of window groups that no later row of `request` reads. Returns the number of blocks by
 /// which the reserve of the request grew: a non-preemptible request keeps the number of blocks that it holds and
 /// reserves.
-fn release_behind_windows(request: &mut Request, kv: &mut KvCache) -> u32 {
+fn release_before_window(request: &mut Request, kv: &mut KvCache) -> u32 {
     if kv.group_counts().windowed == 0 {
         return 0;
     }
-    let reuses = request.owns_windows(kv);
+    let returns_to_reserve = request.owns_windows(kv);
     let cold = &mut *request.cold_fields;
     let size = kv.block_tokens();
     let checkpoints = WindowCheckpoints {
         prompt_end: (cold.prompt_len - 1) / size * size,
-        missed_hit: cold.windows.missed_hit,
+        hit_end: cold.windows.hit_end,
         interval: WINDOW_CHECKPOINT_TOKENS.next_multiple_of(size),
     };
     let tables = &mut cold.block_tables;
-    let available = kv.release_behind(tables, request.committed_kv_len, checkpoints);
-    let reserved = if reuses { available } else { 0 };
+    let available = kv.release_before_window(tables, request.committed_kv_len, checkpoints);
+    let reserved = if returns_to_reserve { available } else { 0 };
     request.reserved_blocks += reserved;
     reserved
 }

@@ -40,9 +40,9 @@ pub(crate) struct WindowTableState {
     pub(crate) entries: u32,
     /// Number of leading entries that were sent to the executor.
     pub(crate) sent_entries: u32,
-    /// Position at which the prefix hit of the last admission would have ended if the windows before it had been
-    /// cached; 0 = the hit was not shortened.
-    pub(crate) missed_hit: u32,
+    /// End of the prefix hit of the last admission, or where it would have ended if all windows before it had been
+    /// cached; 0 = no hit.
+    pub(crate) hit_end: u32,
 }
 
 /// Parameters of a request, and data about its last requeue and its first admission.

@@ -110,10 +110,10 @@ fn admit(state: &mut ReplicaRequests, kv: &KvCache, plan: &StepPlan, now_ms: u64
         if kv.is_caching() {
             state.totals.prefix_queries += u64::from(request.len);
             state.totals.prefix_hits += u64::from(cached);
+            cold.windows.hit_end = hit.wanted * kv.block_tokens();
             if let Some(group) = hit.cut_by {
                 let missed = (hit.wanted - hit.blocks) * kv.block_tokens();
                 state.prefix_tokens_missed[usize::from(group)] += u64::from(missed);
-                cold.windows.missed_hit = hit.wanted * kv.block_tokens();
             }
         }
         state.reserved_blocks += reserved_blocks;
@@ -143,7 +143,7 @@ pub(crate) fn write_batch_rows(
         let end = end + u64::from(plan.drafts);
         assert!(
             end <= table_positions,
-            "{:?} writes up to position {end}, its block table covers {table_positions} positions",
+            "{:?} writes up to position {end}, its block tables cover {table_positions} positions",
             request.id
         );
         let samples = request.samples_at(plan.start + plan.len);
@@ -247,7 +247,7 @@ fn table_updates<'a>(
     tables: impl Iterator<Item = &'a BlockTable>,
     from: u32,
 ) -> impl Iterator<Item = BlockTableUpdate> {
-    (first_group..).zip(tables).filter(move |(_, table)| from < table.len()).map(
+    (first_group..=u8::MAX).zip(tables).filter(move |(_, table)| from < table.len()).map(
         move |(group, table)| {
             let first_entry = from.max(table.first_held());
             let blocks = table.blocks()[first_entry as usize..].into();

@@ -24,6 +24,8 @@ pub(crate) struct StepPlan {
     pub(crate) hits: Vec<BlockId>,
     /// Running requests to preempt before the step, which frees their blocks for the rows of the plan.
     pub(crate) preempt: Vec<SlabSlot>,
+    /// Number of requests that are preempted for decode rows: `preempt[..decode_preempts]`.
+    decode_preempts: usize,
     /// The head of the waiting queue, if it cannot be admitted for lack of KV blocks.
     pub(crate) blocked_head: Option<BlockedQueueHead>,
     /// Total uncomputed tokens of the requests that have prefill rows (passes 2 and 3 of `plan`), including
@@ -83,6 +85,7 @@ impl StepPlan {
     /// Removes the rows of passes 2 and 3, because the lockstep group delays prefill.
     pub(crate) fn delay_prefill(&mut self) {
         self.rows.truncate(self.decode_rows);
+        self.preempt.truncate(self.decode_preempts);
         self.admit.clear();
         self.hits.clear();
     }
@@ -93,6 +96,7 @@ impl StepPlan {
         self.admit.clear();
         self.hits.clear();
         self.preempt.clear();
+        self.decode_preempts = 0;
         self.blocked_head = None;
         self.pending_prefill_tokens = 0;
         self.non_decoding.clear();
@@ -133,8 +137,8 @@ impl VictimBlockRefs {
 /// Plans the next step of one replica. The buffers of the previous plan, `plan`, are reused.
 ///
 /// Three passes share one token budget: decode rows, then prefill chunks of running requests, then
-/// admissions. Each pass is in queue order, and the passes define the row order. Decode rows that lack a
-/// block preempt requests of lower priority. A plan that preempts requests admits no request, because the
+/// admissions. Each pass is in queue order, and the passes define the row order. Decode rows, and
+/// prefill chunks of models with window groups, that lack a block preempt requests of lower priority. A plan that preempts requests admits no request, because the
 /// freed blocks would go to a younger request. Admission stops at the first request that does not fit: no
 /// request bypasses the queue head.
 pub(crate) fn plan(
@@ -180,7 +184,8 @@ struct StepPlanner<'a> {
     budget: u32,
     /// Number of free blocks that are neither reserved for non-preemptible requests nor used by the plan.
     blocks_left: u32,
-    /// All preemptible requests at this position of the running queue or later are preempted by the plan.
+    /// All preemptible requests at this position of the running queue or later are preempted by the plan, except
+    /// decoding requests if the first of them was preempted for a prefill chunk.
     victims_from: usize,
     /// Whether a prefill chunk lacks blocks of window groups, so that no request is admitted.
     lacks_window_blocks: bool,
@@ -201,6 +206,7 @@ impl StepPlanner<'_> {
             }
         }
         self.plan.decode_rows = self.plan.rows.len();
+        self.plan.decode_preempts = self.plan.preempt.len();
     }
 
     /// Plans the decode row of one request. Returns false if there are too few free blocks for the row; a
@@ -263,7 +269,7 @@ impl StepPlanner<'_> {
         u32::from(self.limits.draft_tokens).min(positions_left).min(self.budget - 1)
     }
 
-    /// Returns the number of blocks that a decode row appends to the request's block table. They suffice even
+    /// Returns the number of blocks that a decode row appends to the request's block tables. They suffice even
     /// if every draft token in flight is accepted.
     fn blocks_to_grow(&self, request: &Request, drafts: u32) -> u32 {
         let positions = request.computed_tokens + u32::from(request.draft_slack) + 1 + drafts;
@@ -293,6 +299,9 @@ impl StepPlanner<'_> {
             if !request.continues_prefill() || self.is_victim(index, request) {
                 continue;
             }
+            if self.lacks_window_blocks && !request.non_preemptible {
+                continue; // Later chunks use their reserve only.
+            }
             let (start, uncomputed) = (request.computed_tokens, request.uncomputed_tokens());
             let len = self.chunk_len(start, uncomputed);
             if len == 0 {
@@ -300,15 +309,16 @@ impl StepPlanner<'_> {
             }
             let Some(new_blocks) = self.fit_chunk(index, request, start + len) else {
                 self.lacks_window_blocks = true;
-                break;
+                continue;
             };
             self.add_chunk(slot, start, uncomputed, len, new_blocks);
         }
     }
 
     /// Returns the number of blocks in window groups that a prefill chunk up to position `end` allocates, and
-    /// subtracts them from the blocks left. If there are too few, later requests that have no row in this plan
-    /// are preempted; `None` if the chunk still does not fit.
+    /// subtracts them from the blocks left. If there are too few, later requests that cannot decode, and
+    /// therefore have no row in this plan, are preempted; `None` if the chunk still does not fit. The chunk of a
+    /// non-preemptible request always fits, because its reserve has the blocks.
     fn fit_chunk(&mut self, index: usize, request: &Request, end: u32) -> Option<u32> {
         let target = TableEntries::all(self.kv.blocks_for(end));
         let new_blocks = self.kv.blocks_to_grow(request.table_entries(self.kv), target);
@@ -324,12 +334,15 @@ impl StepPlanner<'_> {
     }
 
     /// Pass 3: admits waiting requests until a request does not fit. Blocks for all known tokens of a request
-    /// are allocated at admission, so partially prefilled requests cannot deadlock.
+    /// are allocated at admission, so partially prefilled requests cannot deadlock. In window groups, the blocks
+    /// that partially prefilled requests will allocate are left to them; the first such request can preempt all
+    /// others that are partially prefilled.
     fn admit(&mut self) {
         if !self.plan.preempt.is_empty() || self.lacks_window_blocks || self.is_blocked() {
             return;
         }
         let state = self.state;
+        self.blocks_left = self.blocks_left.saturating_sub(self.window_blocks_of_prefills());
         let mut free_slots = state.free_slot_count();
         for slot in state.waiting.slots() {
             if free_slots == 0 || self.budget == 0 {
@@ -408,6 +421,22 @@ impl StepPlanner<'_> {
         self.plan.admit.push(PlannedAdmission { slot, hit, window_entries, reserved_blocks });
         self.add_chunk(slot, start, len - start, chunk, 0);
         true
+    }
+
+    /// Returns the largest number of blocks that partially prefilled requests will allocate in window groups, in
+    /// addition to the blocks that they hold and reserve.
+    fn window_blocks_of_prefills(&self) -> u32 {
+        if self.kv.group_counts().windowed == 0 {
+            return 0;
+        }
+        let in_flight = self.limits.request_tokens_in_flight();
+        let running = self.state.running.slots().map(|slot| &self.state.requests[slot]);
+        let prefills = running.filter(|r| r.continues_prefill() && !r.non_preemptible);
+        let missing = prefills.map(|request| {
+            let most = self.kv.window_blocks_of_request(request.len, in_flight);
+            most.saturating_sub(request.window_blocks_held(self.kv))
+        });
+        missing.sum()
     }
 
     /// Returns the largest number of blocks that a request of `len` tokens holds at a time.

@@ -3,10 +3,10 @@
 use crate::request::Request;
 use kvcache::{BlockHasher, KvCache, PrefixCacheInsertOutcome, TableEntries};
 
-/// Registers the full blocks of `request` below position `below` in the prefix cache, in order and without
-/// gaps.
+/// Registers the full blocks of `request` below position `below` in the prefix cache, in order and, in groups that
+/// keep all positions, without gaps.
 ///
-/// Registration stops for the rest of the request at a block whose preceding block is not registered, or
+/// In these groups, registration stops for the rest of the request at a block whose preceding block is not registered, or
 /// whose hash is equal to the hash of a different block. If the cache already holds an equal block, the
 /// cached block replaces the entry in the block table, and the entries from this index on are sent to the
 /// executor again.

@@ -112,13 +112,13 @@ impl BatchChecker {
                 row.start
             );
         }
-        self.release_behind_windows(row, config);
+        self.release_before_window(row, config);
         Ok(())
     }
 
     /// Removes the blocks that the row and later rows do not read, because the scheduler may have allocated them
     /// to other requests.
-    fn release_behind_windows(&mut self, row: &BatchRow, config: &SimConfig) {
+    fn release_before_window(&mut self, row: &BatchRow, config: &SimConfig) {
         let tables = &mut self.block_tables[row.seq_slot.0 as usize];
         for (kind, table) in config.kv_kinds().zip(tables) {
             let first_read = (kind.first_read(row.start) / config.block_tokens()) as usize;

@@ -157,9 +157,9 @@ impl IndexMirror {
         }
         // A window group stores a block only if the groups that keep all positions have the block and, with it,
         // the preceding block.
-        let keeper = if is_window { 0 } else { group };
+        let parent_group = if is_window { 0 } else { group };
         let known = match kinds[0].window() {
-            None => self.blocks.get(&(keeper, parent)).map(MirroredBlock::prefix),
+            None => self.blocks.get(&(parent_group, parent)).map(MirroredBlock::prefix),
             Some(_) => self.stored_contexts.get(&parent).cloned(),
         };
         known.ok_or_else(|| InvariantViolation {

@@ -142,7 +142,8 @@ impl StepLimits {
         if token_ids != row.len as usize || token_ids == 0 {
             return Err(BatchError::Length { request, len: row.len, token_ids });
         }
-        let last = row.start + row.input.draft_slack() + row.len + u32::from(row.drafts) - 1;
+        let end = u64::from(row.start) + u64::from(row.input.draft_slack()) + u64::from(row.len);
+        let last = u32::try_from(end + u64::from(row.drafts) - 1).unwrap_or(u32::MAX);
         for (group, (table, limits)) in state.tables().iter().zip(slots.groups()).enumerate() {
             let entries = table.len;
             if (last / self.block_tokens) as usize >= entries {

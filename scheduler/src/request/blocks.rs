@@ -33,6 +33,12 @@ impl Request {
         TableEntries { kept: self.block_count, windowed }
     }
 
+    /// Returns the number of blocks that the request holds in window groups.
+    pub(crate) fn window_blocks_held(&self, kv: &KvCache) -> u32 {
+        let windows = self.cold_fields.block_tables.iter().skip(kv.group_counts().kept as usize);
+        windows.map(|table| table.held().len() as u32).sum()
+    }
+
     /// Returns the number of entries in the shortest block table.
     #[inline]
     pub(crate) fn smallest_table(&self, kv: &KvCache) -> u32 {
