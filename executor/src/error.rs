@@ -34,8 +34,8 @@ pub enum ExecutorError {
     /// The KV cache cannot store one request of `--max-model-len` tokens or, without that flag, one block of
     /// tokens.
     #[error(
-        "{kv_tokens_min} tokens need {needed} KV blocks of {block_tokens} tokens, the pool has {blocks} \
-         (--max-model-len, or one block without it): raise --kv-cache-memory-bytes or \
+        "the pool has {blocks} KV blocks of {block_tokens} tokens, {kv_tokens_min} tokens \
+         (--max-model-len, or one block without it) need {needed}: raise --kv-cache-memory-bytes or \
          --num-gpu-blocks-override, or lower --max-model-len"
     )]
     KvTooSmall {
