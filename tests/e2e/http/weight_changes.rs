@@ -134,7 +134,10 @@ fn assert_named_failure(
     assert!(metric(at, &failures(0, "weights_changed")) > 0.0);
     let (text, end) = finish(stream);
     assert_eq!(end, "engine_unavailable");
-    assert!(undisturbed.starts_with(&text), "tokens of other weights:\n{text}\n{undisturbed}");
+    // The stream may end within a character, whose bytes are then replaced.
+    let whole_characters = text.trim_end_matches(char::REPLACEMENT_CHARACTER);
+    let same = undisturbed.starts_with(whole_characters);
+    assert!(same, "tokens of other weights:\n{text}\n{undisturbed}");
     assert_eq!(process.exits_within(TIMEOUT).code(), Some(3));
     let message = process.stderr_text();
     assert!(message.contains(expected), "{message}");
