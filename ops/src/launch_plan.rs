@@ -1,6 +1,7 @@
 //! Launch plans: which ops are fused and which run on the secondary stream, decided from shapes.
 //!
-//! Results never depend on a plan: a fused op returns what the separate ops return.
+//! In f32, results never depend on a plan: a fused op returns what the separate ops return. In 16-bit types, the
+//! plans of shared experts round their sums differently.
 
 use device::DType;
 use kernels::{
@@ -73,7 +74,9 @@ pub enum SharedExpertPlan {
 }
 
 impl SharedExpertPlan {
-    /// Returns the plan for `tokens` tokens. `fusable`: shared experts are packed with the routed experts.
+    /// Returns the plan for `tokens` tokens. `on_16_bit_gpu`: the device is a GPU, and activations have a
+    /// 16-bit type; in f32, the plan does not depend on the number of tokens, so that results do not depend on
+    /// the batch. `fusable`: shared experts are packed with the routed experts.
     /// `separate`: data types of the weights of the shared experts packed as separate MLPs. `exchanges`:
     /// tokens are exchanged with other ranks between routing and the sum; with an exchange the secondary
     /// stream makes a step 6 % slower (two H200, DP attention with EP).
@@ -82,17 +85,17 @@ impl SharedExpertPlan {
     /// are as fast, because their weights are prefetched while the preceding launches end; fp8 weights are
     /// not prefetched.
     pub(crate) fn new(
-        on_gpu: bool,
+        on_16_bit_gpu: bool,
         tokens: usize,
         fusable: bool,
         separate: impl IntoIterator<Item = DType>,
         exchanges: bool,
     ) -> Self {
         let is_small_batch = tokens <= FUSED_SHARED_EXPERT_TOKENS;
-        if fusable && (is_small_batch || !on_gpu) {
+        if fusable && (is_small_batch || !on_16_bit_gpu) {
             return Self::Fused;
         }
-        let overlaps = |dtype| on_gpu && (!is_small_batch || dtype == DType::F8E4M3);
+        let overlaps = |dtype| on_16_bit_gpu && (!is_small_batch || dtype == DType::F8E4M3);
         if !exchanges && separate.into_iter().all(overlaps) {
             Self::SecondaryStream
         } else {
@@ -110,8 +113,8 @@ mod tests {
     fn shared_experts_are_fused_for_few_tokens() {
         let plan = |tokens| SharedExpertPlan::new(true, tokens, true, [DType::BF16], false);
         assert_eq!([1, 16, 17, 4096].map(plan), [Fused, Fused, SecondaryStream, SecondaryStream]);
-        let on_cpu = |tokens| SharedExpertPlan::new(false, tokens, true, [DType::BF16], false);
-        assert_eq!([1, 4096].map(on_cpu), [Fused, Fused]);
+        let in_f32 = |tokens| SharedExpertPlan::new(false, tokens, true, [DType::BF16], false);
+        assert_eq!([1, 4096].map(in_f32), [Fused, Fused]);
     }
 
     #[test]
@@ -123,7 +126,7 @@ mod tests {
         assert_eq!(plan(16, DType::F8E4M3, false), SecondaryStream);
         assert_eq!(plan(17, DType::BF16, false), SecondaryStream);
         assert_eq!(plan(17, DType::BF16, true), Separate);
-        let on_cpu = SharedExpertPlan::new(false, 17, false, [DType::BF16], false);
-        assert_eq!(on_cpu, Separate);
+        let in_f32 = SharedExpertPlan::new(false, 17, false, [DType::BF16], false);
+        assert_eq!(in_f32, Separate);
     }
 }

@@ -241,9 +241,9 @@ impl Ops {
         gate_up: impl IntoIterator<Item = &'a PackedLinear>,
         exchanges: bool,
     ) -> SharedExpertPlan {
-        let on_gpu = self.device.gpu().is_some();
+        let on_16_bit_gpu = self.device.gpu().is_some() && self.dtype() != DType::F32;
         let separate = gate_up.into_iter().map(PackedLinear::dtype);
-        SharedExpertPlan::new(on_gpu, tokens, experts.shared > 0, separate, exchanges)
+        SharedExpertPlan::new(on_16_bit_gpu, tokens, experts.shared > 0, separate, exchanges)
     }
 
     /// Routes each token by `rule` to its top-k experts, best first, then to the fused shared experts.
