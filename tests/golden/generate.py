@@ -1220,6 +1220,12 @@ def fp8_gate(case: dict) -> dict | None:
             "reason": "quantising the inputs of this model's linears, in torch, leaves the experts of f32 at 105 (in f32) to "
             "110 (in bf16) of 150 positions: mean 0.14, p99 0.71 there",
         }
+    if "config_groups" in case["quantization_config"] and len(case["quantization_config"]["config_groups"]) > 1:
+        return {
+            "scale": 10,
+            "reason": "quantising the inputs of this model's linears, in torch, gives mean 0.23, p99 0.92, regret 1.25 in f32 "
+            "and mean 0.24, p99 0.99, regret 1.73 in bf16: synthetic static scales are coarse",
+        }
     return {
         "scale": 3,
         "reason": "quantising the inputs of this model's linears, in torch, gives mean 0.11, p99 0.38, regret 0.48",

@@ -10,8 +10,10 @@ use crate::model_harness::{ModelHarness, RankContext, SequenceRow, closeness, di
 
 /// Maximum errors relative to models with quantised activations, for the fields `mean`, `p99` and `regret` of
 /// `LogprobErrors`. Quantised activations have a relative error of up to 1/16. Largest measured differences
-/// between transformers with and without quantised activations: mean 0.13, 99th percentile 0.45.
-const ACTIVATION_GATE: [f32; 3] = [0.16, 0.60, 0.50];
+/// between transformers with and without quantised activations: mean 0.13, 99th percentile 0.45. transformers in
+/// bf16 with quantised activations and an unquantised KV cache has a regret of 0.55 on
+/// `llm_compressor-static-kv`, whose tool also quantises the cache.
+const ACTIVATION_GATE: [f32; 3] = [0.16, 0.60, 0.60];
 
 const CHECKPOINTS: [&str; 3] = ["llm_compressor-static-kv", "llm_compressor-groups", "modelopt-kv"];
 
