@@ -130,6 +130,16 @@ pub struct AllReduceNormArgs<'a> {
     pub eps: f32,
 }
 
+/// State of partial sums after [`ParallelGroup::all_reduce_before_norm`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum AllReduceState {
+    /// The matrix has the sums over all ranks.
+    Complete,
+    /// The matrix still has this rank's partial sums. [`ParallelGroup::all_reduce_norm`] or
+    /// [`ParallelGroup::all_reduce`] completes them.
+    Deferred,
+}
+
 /// Group of the ranks on one parallel axis: TP, EP or DP. A group of one rank has no transport, and its
 /// collective operations do nothing.
 pub struct ParallelGroup {
@@ -230,6 +240,20 @@ impl ParallelGroup {
         self.timed(backend, CollectiveOp::AllReduce, |backend| backend.all_reduce(s, x))
     }
 
+    /// Computes `x = Σ x` over all ranks, or defers the sum to [`ParallelGroup::all_reduce_norm`] if that is
+    /// supported for the shape of `x`. The result is the same on all ranks.
+    pub fn all_reduce_before_norm(
+        &self,
+        s: &DeviceStream,
+        x: MatMut<'_>,
+    ) -> Result<AllReduceState, CollectiveError> {
+        if self.fuses_all_reduce_norm(x.rows(), x.cols(), x.dtype()) {
+            return Ok(AllReduceState::Deferred);
+        }
+        self.all_reduce(s, x)?;
+        Ok(AllReduceState::Complete)
+    }
+
     /// Whether `all_reduce_norm` supports matrices of this shape.
     #[must_use]
     pub fn fuses_all_reduce_norm(&self, rows: usize, cols: usize, dtype: DType) -> bool {
@@ -239,8 +263,8 @@ impl ParallelGroup {
     }
 
     /// Computes `x += Σ delta` over all ranks, then `y = rms_norm(x)`; see
-    /// [`CollectiveBackend::all_reduce_norm`]. [`ParallelGroup::fuses_all_reduce_norm`] must return true for
-    /// the shape.
+    /// [`CollectiveBackend::all_reduce_norm`]. [`ParallelGroup::all_reduce_before_norm`] must have deferred the
+    /// sum of `delta`.
     ///
     /// Errors: `CollectiveError::Dtype` if the shape is not supported.
     pub fn all_reduce_norm(

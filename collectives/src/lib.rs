@@ -27,7 +27,9 @@ pub use collective_call::{CollectiveCall, CollectiveCallState, CollectiveOp};
 pub use communicator::{CollectiveLibrary, CommunicatorId, GpuCommunicator};
 pub use device_group::DeviceGroup;
 pub use error::CollectiveError;
-pub use group::{AllReduceNormArgs, CollectiveBackend, CollectiveHostTime, ParallelGroup};
+pub use group::{
+    AllReduceNormArgs, AllReduceState, CollectiveBackend, CollectiveHostTime, ParallelGroup,
+};
 pub use group_watchdog::LaunchedCollectives;
 pub use peer_memory::{PeerMemory, PeerMemoryHandle, PeerMemoryRank};
 pub use rendezvous::SharedMemoryRendezvous;

@@ -64,7 +64,7 @@ pub(crate) fn fuses_rope_attention(
 
 /// How the shared experts, to which every token is routed, are computed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum SharedExpertPlan {
+pub(crate) enum SharedExpertPlan {
     /// Shared experts run as routed experts with weight 1, in the launches of the routed experts.
     Fused,
     /// Shared experts run as an MLP on the secondary stream, while routed experts are computed.

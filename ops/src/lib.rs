@@ -23,6 +23,7 @@ mod pooled_sums;
 mod prefetch;
 mod secondary_stream;
 mod sequence_slots;
+mod shared_experts;
 mod step_buffers;
 mod step_ids;
 mod tensor;
@@ -55,13 +56,12 @@ pub use kernels::{
     VocabShard, digest_bytes,
 };
 pub use kv_pool::{KvPool, KvPoolLayout};
-pub use launch_plan::SharedExpertPlan;
 pub use mla::{MlaWeights, PackedMlaUpProjections};
 pub use moe::{ExpertBiases, ExpertRouting, ExpertsPerToken, PackedExperts, RouterRule};
 pub use moe_dispatch::MoeDispatchPlan;
 pub use pooled_sums::MeanPoolingSums;
-pub use secondary_stream::SecondaryStream;
 pub use sequence_slots::{DeviceSequenceSlots, SequenceSlotLimits};
+pub use shared_experts::{SharedExpertMlp, SharedExperts};
 pub use step_buffers::{
     SamplerOutputHostBuffers, SamplerOutputs, SamplerOutputsInFlight, StepBufferLimits,
     StepBuffers, StepShape,

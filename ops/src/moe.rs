@@ -234,7 +234,7 @@ impl Ops {
     /// Plans how shared experts are computed for `tokens` tokens. `gate_up`: gate-up projections of the
     /// shared experts as separate MLPs. `exchanges`: tokens are exchanged with other ranks between routing
     /// and the sum.
-    pub fn plan_shared_experts<'a>(
+    pub(crate) fn plan_shared_experts<'a>(
         &self,
         tokens: usize,
         experts: &PackedExperts,

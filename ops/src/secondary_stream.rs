@@ -14,7 +14,7 @@ use crate::{OpError, Ops};
 /// may read only memory that is not written meanwhile.
 #[derive(Debug)]
 #[must_use = "results are undefined until the stream is joined"]
-pub struct SecondaryStream {
+pub(crate) struct SecondaryStream {
     ops: Ops,
     /// Secondary stream that `join` waits for; `None` = ops are launched on the main stream.
     stream: Option<DeviceStream>,
@@ -23,13 +23,12 @@ pub struct SecondaryStream {
 impl SecondaryStream {
     /// Returns the ops that launch on the secondary stream. Read their results after
     /// [`SecondaryStream::join`] only.
-    #[must_use]
-    pub fn ops(&self) -> &Ops {
+    pub(crate) fn ops(&self) -> &Ops {
         &self.ops
     }
 
     /// Makes later launches on the main stream, that of `ops`, wait for the secondary stream.
-    pub fn join(self, ops: &Ops) -> Result<(), OpError> {
+    pub(crate) fn join(self, ops: &Ops) -> Result<(), OpError> {
         let joined = |stream| ops.device.stream_wait(&ops.stream, &stream);
         Ok(self.stream.map_or(Ok(()), joined)?)
     }
@@ -37,7 +36,7 @@ impl SecondaryStream {
 
 impl Ops {
     /// Forks a secondary stream that waits for everything launched on this stream so far.
-    pub fn secondary_stream(&self) -> Result<SecondaryStream, OpError> {
+    pub(crate) fn secondary_stream(&self) -> Result<SecondaryStream, OpError> {
         let stream = self.device.secondary_stream();
         if let Some(stream) = &stream {
             self.device.stream_wait(stream, &self.stream)?;

@@ -152,6 +152,29 @@ fn front_respects_the_layering() {
     forbid("the front reaches devices through the executor", &hits(&rust_files(), wrong));
 }
 
+/// Names of decisions about launches: predicates of fusion, the secondary stream, prefetch and the kind of device.
+const LAUNCH_DECISIONS: &[&str] = &[
+    ".fuses_",
+    ".is_fused",
+    ".supports(",
+    "SharedExpertPlan",
+    "LinearFusionPlan",
+    "SecondaryStream",
+    "secondary_stream",
+    "stream_wait",
+    "prefetch",
+    ".gpu()",
+    "on_gpu",
+];
+
+#[test]
+fn models_decide_no_launches() {
+    let decides = |path: &str, code: &str| {
+        path.starts_with("models/src") && LAUNCH_DECISIONS.iter().any(|name| code.contains(name))
+    };
+    forbid("fusion, streams and prefetch are decided in ops", &hits(&rust_files(), decides));
+}
+
 #[test]
 fn vague_file_names_are_rejected() {
     let vague = ["util", "utils", "common", "base", "misc", "manager", "core", "helper", "helpers"];

@@ -5,8 +5,8 @@ use super::{ResidualStream, RmsNormLayer};
 use crate::config::MoeConfig;
 use crate::{ForwardContext, ForwardError, ModelLoadError, Weights};
 use ops::{
-    ExpertsPerToken, GateActivation, Ops, PackedExperts, PackedLinear, RouterRule, SecondaryStream,
-    SharedExpertPlan, Tensor,
+    ExpertsPerToken, PackedExperts, PackedLinear, RouterRule, SharedExpertMlp, SharedExperts,
+    Tensor,
 };
 
 /// Mixture of experts of a decoder layer: `x += Σ weight_e · expert_e(h) + shared(h)` with `h = norm(x)`. The
@@ -25,11 +25,7 @@ pub(crate) struct MoeMlp {
     router: PackedLinear,
     rule: RouterRule,
     experts: PackedExperts,
-    /// Shared experts as separate MLPs, used in steps in which fused shared experts would be slower.
-    shared: Vec<SharedExpert>,
-    /// Gate of the shared expert, `[1, hidden size]`: the output of the shared expert is multiplied by
-    /// `sigmoid(gate h)`.
-    shared_gate: Option<PackedLinear>,
+    shared: SharedExperts,
     top_k: usize,
     layer: usize,
     /// Table with the physical experts of each logical expert; `None` without an expert placement.
@@ -43,19 +39,11 @@ impl MoeMlp {
         layer: usize,
     ) -> Result<Self, ModelLoadError> {
         let experts = w.experts(layer, config)?;
-        let shared = match (config.shared_intermediate, experts.shared()) {
-            (0, _) => Vec::new(),
-            _ if config.has_shared_gate => vec![SharedExpert::load(&w.at("shared_expert"))?],
-            (_, 0) => vec![SharedExpert::load(&w.at("shared_experts"))?],
-            _ => SharedExpert::from_fused(&experts),
-        };
-        let shared_gate = config.has_shared_gate.then(|| w.linear(&["shared_expert_gate"], false));
         Ok(Self {
             router: w.linear(&["gate"], config.has_biases)?,
+            shared: load_shared(config, w, &experts)?,
             experts,
             placement: w.expert_placement(layer, config.experts)?,
-            shared,
-            shared_gate: shared_gate.transpose()?,
             top_k: config.top_k,
             rule: router_rule(config, w)?,
             layer,
@@ -72,39 +60,23 @@ impl MoeMlp {
         logits_indices: Option<&Tensor>,
     ) -> Result<(), ForwardError> {
         let h = x.normed(f, norm)?; // [tokens, hidden size]
-        let plan = self.plan_shared_experts(f, h.rows());
-        let stream = (plan == SharedExpertPlan::SecondaryStream).then(|| f.ops.secondary_stream());
-        let stream = stream.transpose()?;
-        let logits = f.ops.linear_f32(&h, &self.router)?; // [tokens, experts]
-        if let Some(probe) = f.probe {
-            let chosen =
-                f.ops.moe_route(&logits, ExpertsPerToken::routed(self.top_k), &self.rule, None)?;
-            probe.routes(f.ops, self.layer, &chosen)?;
-        }
-        let fused = plan == SharedExpertPlan::Fused;
-        let shared = if fused { self.experts.shared() } else { 0 };
-        let mut y = self.routed_experts(f, &h, &logits, shared, logits_indices)?;
-        let separate = self.shared.iter().filter(|_| !fused);
-        let ops = stream.as_ref().map_or(f.ops, SecondaryStream::ops);
-        let parts =
-            separate.map(|shared| shared.forward(ops, &h)).collect::<Result<Vec<_>, _>>()?;
-        stream.map_or(Ok(()), |stream| stream.join(f.ops))?;
-        let gate = self.shared_gate.as_ref().map(|gate| f.ops.linear_f32(&h, gate)).transpose()?;
-        for part in parts {
-            match &gate {
-                Some(gate) => f.ops.add_gated(&mut y, &part, gate)?, // gate [tokens, 1]
-                None => y = f.ops.add(&y, &part)?,
-            }
-        }
+        let exchanges = f.dp.size() > 1;
+        let routed = |fused_shared| {
+            let logits = f.ops.linear_f32(&h, &self.router)?; // [tokens, experts]
+            self.probe_routes(f, &logits)?;
+            self.routed_experts(f, &h, &logits, fused_shared, logits_indices)
+        };
+        let y = f.ops.with_shared_experts(&h, &self.experts, &self.shared, exchanges, routed)?;
         x.add_partial(f, y)
     }
 
-    fn plan_shared_experts(&self, f: &ForwardContext<'_>, tokens: usize) -> SharedExpertPlan {
-        if self.shared.is_empty() {
-            return SharedExpertPlan::Fused;
-        }
-        let gate_up = self.shared.iter().map(|shared| &shared.gate_up_proj);
-        f.ops.plan_shared_experts(tokens, &self.experts, gate_up, f.dp.size() > 1)
+    /// Passes the routed experts of each token to the probe (observer of intermediate results), if there is a
+    /// probe.
+    fn probe_routes(&self, f: &ForwardContext<'_>, logits: &Tensor) -> Result<(), ForwardError> {
+        let Some(probe) = f.probe else { return Ok(()) };
+        let per_token = ExpertsPerToken::routed(self.top_k);
+        probe.routes(f.ops, self.layer, &f.ops.moe_route(logits, per_token, &self.rule, None)?)?;
+        Ok(())
     }
 
     /// Computes the routed experts and `shared` fused shared experts for `h [tokens, hidden size]` with
@@ -144,34 +116,27 @@ fn router_rule(config: &MoeConfig, w: &Weights<'_>) -> Result<RouterRule, ModelL
     Ok(RouterRule { score, bias, groups, renormalise, scale })
 }
 
-/// One shared expert, or several shared experts combined into one MLP, split over the tensor-parallel ranks.
-#[derive(Debug)]
-struct SharedExpert {
-    gate_up_proj: PackedLinear,
-    down_proj: PackedLinear,
-}
-
-impl SharedExpert {
-    fn load(w: &Weights<'_>) -> Result<Self, ModelLoadError> {
-        let gate_up_proj = w.linear(&["gate_proj", "up_proj"], false)?;
-        Ok(Self { gate_up_proj, down_proj: w.linear(&["down_proj"], false)? })
+/// Loads the shared experts, split over the tensor-parallel ranks, that are not packed with the routed experts
+/// `experts`.
+fn load_shared(
+    config: &MoeConfig,
+    w: &Weights<'_>,
+    experts: &PackedExperts,
+) -> Result<SharedExperts, ModelLoadError> {
+    let load_mlp = |w: Weights<'_>| -> Result<SharedExpertMlp, ModelLoadError> {
+        let gate_up = w.linear(&["gate_proj", "up_proj"], false)?;
+        Ok(SharedExpertMlp { gate_up, down: w.linear(&["down_proj"], false)? })
+    };
+    if config.shared_intermediate == 0 {
+        return Ok(SharedExperts::default());
     }
-
-    /// Returns the shared experts that are stored after the routed experts in `experts`, as separate MLPs.
-    fn from_fused(experts: &PackedExperts) -> Vec<Self> {
-        let linears = experts.shared_linears().unwrap_or_default();
-        linears
-            .into_iter()
-            .map(|[gate_up_proj, down_proj]| Self { gate_up_proj, down_proj })
-            .collect()
+    if config.has_shared_gate {
+        let gate = w.linear(&["shared_expert_gate"], false)?;
+        let mlps = vec![load_mlp(w.at("shared_expert"))?];
+        return Ok(SharedExperts { mlps, gate: Some(gate) });
     }
-
-    /// Computes this rank's partial sum of the shared expert output for `h [tokens, hidden size]`; the result
-    /// has the shape of `h`.
-    fn forward(&self, ops: &Ops, h: &Tensor) -> Result<Tensor, ForwardError> {
-        let activation = GateActivation::Silu;
-        // [tokens, intermediate size]
-        let inner = ops.linear_activation(h, &self.gate_up_proj, activation)?;
-        Ok(ops.linear(&inner, &self.down_proj)?)
+    if experts.shared() > 0 {
+        return Ok(SharedExperts::from_packed(experts));
     }
+    Ok(SharedExperts { mlps: vec![load_mlp(w.at("shared_experts"))?], gate: None })
 }

@@ -1,10 +1,10 @@
 //! Residual stream of a decoder. The output of attention or of an MLP is not added until the next norm, so
-//! that one kernel adds it to the stream and normalises the sum. If the tensor-parallel group supports it,
-//! this kernel also computes the all-reduce.
+//! that one kernel adds it to the stream and normalises the sum. If the tensor-parallel group defers the
+//! all-reduce, this kernel also computes the all-reduce.
 
 use super::RmsNormLayer;
 use crate::{ForwardContext, ForwardError};
-use collectives::AllReduceNormArgs;
+use collectives::{AllReduceNormArgs, AllReduceState};
 use ops::{DownProjectionInput, GatedMlpWeights, PackedLinear, Tensor};
 
 /// Residual stream `[tokens, hidden size]`: the value is `x + pending`.
@@ -164,11 +164,13 @@ impl ResidualStream {
         mut delta: Tensor,
     ) -> Result<(), ForwardError> {
         debug_assert!(self.pending.is_none(), "a delta is pending");
-        let fuses = f.tp.fuses_all_reduce_norm(delta.rows(), delta.cols(), delta.dtype());
-        let partial = fuses && f.probe.is_none();
-        if !partial {
-            f.tp.all_reduce(f.ops.stream(), delta.mat_mut()?)?;
-        }
+        let (stream, sums) = (f.ops.stream(), delta.mat_mut()?);
+        let partial = if f.probe.is_none() {
+            f.tp.all_reduce_before_norm(stream, sums)? == AllReduceState::Deferred
+        } else {
+            f.tp.all_reduce(stream, sums)?;
+            false
+        };
         self.pending = Some(PendingDelta { delta, partial });
         Ok(())
     }
