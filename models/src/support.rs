@@ -11,6 +11,16 @@ pub enum AttentionKind {
     Mla,
 }
 
+/// Strongest evidence that the kernels of an architecture work on AMD GPUs. No AMD GPU has run them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum AmdEvidence {
+    /// The machine code of gfx942 and gfx950 ran in an emulator.
+    MachineCode,
+    /// The sources of all kernels ran in the SIMT emulator and are compiled for gfx942 and gfx950; the machine
+    /// code of some kernel variants has not run.
+    Sources,
+}
+
 /// Features that are supported for one architecture.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ArchitectureSupport {
@@ -24,6 +34,8 @@ pub struct ArchitectureSupport {
     pub is_draft_only: bool,
     /// FP8 formats of weights and KV cache that are supported.
     pub formats: Fp8Support,
+    /// Evidence for AMD GPUs, for the layers of published checkpoints.
+    pub amd: AmdEvidence,
     /// Names of published checkpoints of the architecture, listed as examples in `docs/models.md`.
     pub examples: &'static [&'static str],
     /// Restrictions on fields of `config.json`; other values are rejected.
@@ -56,6 +68,7 @@ const DENSE: ArchitectureSupport = ArchitectureSupport {
     has_mtp: false,
     is_draft_only: false,
     formats: Fp8Support { fp8_weights: true, fp8_kv_cache: true },
+    amd: AmdEvidence::MachineCode,
     examples: &[],
     limits: &[FULL_ROPE],
 };
@@ -126,7 +139,9 @@ impl ModelArchitecture {
             },
             Self::SmolLm3 => ArchitectureSupport { examples: &["SmolLM3-3B"], ..DENSE },
             Self::Olmo2 => ArchitectureSupport { examples: &["OLMo-2-1B to 32B"], ..DENSE },
-            Self::Olmo3 => ArchitectureSupport { examples: &["OLMo 3"], ..DENSE },
+            Self::Olmo3 => {
+                ArchitectureSupport { amd: AmdEvidence::Sources, examples: &["OLMo 3"], ..DENSE }
+            }
             Self::SeedOss => ArchitectureSupport { examples: &["Seed-OSS-36B"], ..DENSE },
             Self::DeepseekV2 => {
                 ArchitectureSupport { examples: &["DeepSeek-V2", "DeepSeek-V2-Lite"], ..DEEPSEEK }
@@ -144,11 +159,13 @@ impl ModelArchitecture {
             Self::Gemma3 => ArchitectureSupport {
                 examples: &["gemma-3-270m", "gemma-3-1b"],
                 limits: &[CAUSAL_ONLY, FULL_ROPE],
+                amd: AmdEvidence::Sources,
                 ..DENSE
             },
             Self::Gemma3Multimodal => ArchitectureSupport {
                 examples: &["gemma-3-4b, 12b, 27b"],
                 limits: &[TEXT_PART, CAUSAL_ONLY, UNCAPPED, FULL_ROPE],
+                amd: AmdEvidence::Sources,
                 ..DENSE
             },
             Self::GptOss => ArchitectureSupport {
@@ -156,6 +173,7 @@ impl ModelArchitecture {
                 has_experts: true,
                 formats: Fp8Support { fp8_weights: false, fp8_kv_cache: true },
                 limits: &[MXFP4_EXPERTS, FULL_ROPE],
+                amd: AmdEvidence::Sources,
                 ..DENSE
             },
             Self::LlamaEagle3 => ArchitectureSupport {

@@ -4,7 +4,7 @@
 
 use expect_test::expect_file;
 use models::ModelArchitecture;
-use models::support::{ArchitectureSupport, AttentionKind};
+use models::support::{AmdEvidence, ArchitectureSupport, AttentionKind};
 use std::fmt::Write as _;
 
 const INTRODUCTION: &str = "# Models
@@ -33,16 +33,29 @@ const FORMATS: &str = "
 | FP8 e4m3, one scale per weight | `fp8` without `weight_block_size`; `compressed-tensors` with `strategy: tensor`; `modelopt` with `FP8` | yes | yes | emulated |
 | MXFP4, experts of gpt-oss | `mxfp4` | dequantised to 16 bits (f32 with `--dtype float32`) when loaded | as on the CPU | emulated |
 
+### Fields and scales of formats
+
 The column `config.json` names the `quant_method` of `quantization_config`; `hf_quant_config.json` of ModelOpt is read as well. `compressed-tensors` may have several
 groups, which select layers by name, regular expression or the class `Linear`. Scales of activations are dynamic, or static (`activation_scheme: static`, `dynamic: false`);
 static ones need weights with one scale, or with one per output channel. Dynamic scales of weights with one scale are computed per token, or per 128 inputs of a token where cuBLASLt multiplies by block scales. GPUs quantise activations of more than 16 tokens; fewer tokens, most
 experts on NVIDIA GPUs, and the CPU multiply by dequantised weights. An FP8 KV cache (`--kv-cache-dtype fp8`) uses the stored scales `k_scale` and `v_scale`; of scales per head, the largest.
 
-On GPUs, layers with sliding windows or attention sinks, and layers with heads of more than 128 channels, use a reference attention kernel, which is slow.
+### Kernels of attention
+
+On GPUs, layers with sliding windows or attention sinks, and head sizes without a flash attention kernel, use a reference attention kernel, which is slow.
+[KERNELS.md](../kernels/KERNELS.md#attention) lists the head sizes of each kernel.
+
+### Weight files
 
 Weights are safetensors files, in one file or with an index. `--dtype` selects f32, bf16 or f16 for activations; the default is the type in
-`config.json`. \"Emulated\" means that kernels are compiled for gfx942 and gfx950, that the same sources run in a SIMT emulator on the host, and that their machine code runs in an emulator of both GPUs; no AMD GPU has run them
-([status](amd-status.md)).
+`config.json`.
+
+### AMD GPUs
+
+No AMD GPU has run a kernel ([status](amd-status.md)). \"Emulated\" means that kernels are compiled for gfx942 and gfx950, that the same sources run in a SIMT
+emulator on the host, and that their machine code runs in an emulator of both GPUs. \"Emulated sources\" means that the architecture also needs kernel
+variants (windows, attention sinks, biases of experts, GELU, norm weights in f32) whose machine code has not run. Layers with sliding windows
+of other architectures need these variants, too.
 
 ## Limits
 
@@ -84,21 +97,29 @@ fn proposers(support: &ArchitectureSupport) -> &'static str {
     }
 }
 
+fn amd_evidence(amd: AmdEvidence) -> &'static str {
+    match amd {
+        AmdEvidence::MachineCode => "emulated",
+        AmdEvidence::Sources => "emulated sources",
+    }
+}
+
 fn page() -> String {
     let mut page = INTRODUCTION.to_owned();
-    page.push_str("| Architecture | Examples | Attention | FP8 weights | FP8 KV cache | Parallelism | Draft tokens |\n");
-    page.push_str("|---|---|---|---|---|---|---|\n");
+    page.push_str("| Architecture | Examples | Attention | FP8 weights | FP8 KV cache | Parallelism | Draft tokens | AMD |\n");
+    page.push_str("|---|---|---|---|---|---|---|---|\n");
     for architecture in ModelArchitecture::ALL {
         let support = architecture.support();
         let _infallible = writeln!(
             page,
-            "| `{architecture}` | {} | {} | {} | {} | {} | {} |",
+            "| `{architecture}` | {} | {} | {} | {} | {} | {} | {} |",
             support.examples.join(", "),
             attention(support.attention),
             yes(support.formats.fp8_weights),
             yes(support.formats.fp8_kv_cache),
             parallelism(&support),
             proposers(&support),
+            amd_evidence(support.amd),
         );
     }
     page.push_str(FORMATS);
