@@ -27,7 +27,7 @@ pub struct AttentionMetadata<'a> {
     pub block_tables: MatRef<'a>,
     /// Row `r` reads block table `table_rows[r]`; i32 `[rows]`. `None` = row `r` reads block table `r`.
     pub table_rows: Option<MatRef<'a>>,
-    /// Upper bounds on token counts and context lengths, which the host knows without reading device memory.
+    /// Upper bounds on token counts and context lengths, computed on the host without reading device memory.
     pub bounds: BatchUpperBounds,
 }
 

@@ -90,7 +90,7 @@ impl CpuKernel for DraftArgmax<'_> {
 impl CpuKernel for DraftHiddenStateWrite<'_, '_> {
     fn run(self, _cpu: &CpuBackend) -> Result<(), DeviceError> {
         let Self { stage, positions, states, hidden, rows, tables, block_tokens } = self;
-        let tables = BlockTables { tables, block_tokens };
+        let tables = DraftBlockTables { tables, block_tokens };
         check_states(hidden.dtype(), hidden.cols(), states)?;
         let read = StagingReader::new(stage)?;
         for row in read.drafts.iter().take(rows) {
@@ -143,7 +143,8 @@ impl CpuKernel for DraftPassPreparation<'_, '_> {
                     None => pass.ids.row::<i32>(0)[newest],
                     Some(previous) => pass.drafts.row::<i32>(previous)[r],
                 };
-                let tables = BlockTables { tables: pass.tables, block_tokens: pass.block_tokens };
+                let tables =
+                    DraftBlockTables { tables: pass.tables, block_tokens: pass.block_tokens };
                 inputs = DraftRowInputs {
                     id,
                     position: position as i32,
@@ -191,12 +192,12 @@ struct DraftRowInputs {
 }
 
 /// Block tables by sequence slot, i32 `[sequence_slots, blocks]`.
-struct BlockTables<'a> {
+struct DraftBlockTables<'a> {
     tables: MatRef<'a>,
     block_tokens: usize,
 }
 
-impl BlockTables<'_> {
+impl DraftBlockTables<'_> {
     /// Returns the KV slot of position `position` of the request that `row` belongs to.
     fn kv_slot(&self, row: &StagedDraftRow, position: usize) -> Result<i64, DeviceError> {
         let seq_slot = index("sequence slot", row.seq_slot, self.tables.rows())?;
@@ -235,7 +236,7 @@ fn store_state<T: DeviceElement + Default>(
     start: i32,
     states: &mut DraftHiddenStates<'_>,
     hidden: MatRef<'_>,
-    tables: &BlockTables<'_>,
+    tables: &DraftBlockTables<'_>,
 ) -> Result<(), DeviceError> {
     let (first, last) = (row.token as usize, row.len as usize - 1);
     let tokens = (row.len + row.drafts) as usize;

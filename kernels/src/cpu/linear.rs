@@ -16,7 +16,7 @@ use device::{
 use super::backend::for_float;
 use super::elementwise::min_rows;
 use super::matmul_tile::{
-    CachePrefetch, HALF, OperandSegment, TILE_COLUMNS, TILE_ROWS, TileKernels, TileOperands,
+    CpuCachePrefetch, HALF, OperandSegment, TILE_COLUMNS, TILE_ROWS, TileKernels, TileOperands,
     column_bytes,
 };
 use super::row_kernel::{RowConversion, RowKernel, dispatch};
@@ -193,18 +193,18 @@ impl<T: FloatElement + DeviceElement> CpuLinearArgs<'_, T> {
         panels: &Range<usize>,
         tile: usize,
         tiles: usize,
-    ) -> CachePrefetch {
+    ) -> CpuCachePrefetch {
         if self.x.rows() <= MEMORY_BOUND_ROWS {
-            return CachePrefetch::Nothing;
+            return CpuCachePrefetch::Nothing;
         }
         let next = self.w.panel((panel + 1).min(panels.end - 1));
         match tile {
             0 if tiles == 1 => {
-                CachePrefetch::TwoLines(self.w.panel(panel).wrapping_add(PREFETCH_BYTES))
+                CpuCachePrefetch::TwoLines(self.w.panel(panel).wrapping_add(PREFETCH_BYTES))
             }
-            0 => CachePrefetch::OneLine(next),
-            1 => CachePrefetch::OneLine(next.wrapping_add(self.w.panel_bytes() / 2)),
-            _ => CachePrefetch::Nothing,
+            0 => CpuCachePrefetch::OneLine(next),
+            1 => CpuCachePrefetch::OneLine(next.wrapping_add(self.w.panel_bytes() / 2)),
+            _ => CpuCachePrefetch::Nothing,
         }
     }
 

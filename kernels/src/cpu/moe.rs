@@ -81,26 +81,26 @@ impl CpuBackend {
         &self,
         rows: &mut MatMut<'_>,
         x: MatRef<'_>,
-        group: &[(usize, f32)],
+        group: &[ExpertToken],
     ) {
         let out = SharedRows::<T>::new(rows);
         self.threads().split(group.len(), 1, min_rows(x.cols()), &|range| {
             for i in range {
                 // SAFETY: each row belongs to one thread.
-                unsafe { out.row(i) }.copy_from_slice(x.row(group[i].0));
+                unsafe { out.row(i) }.copy_from_slice(x.row(group[i].token));
             }
         });
     }
 
     /// Adds the outputs of one expert to the sums of its tokens: `sums[token] += weight · out[i]`. No token
     /// occurs twice in `group`.
-    fn add_group(&self, sums: &mut MatMut<'_>, out: MatRef<'_>, group: &[(usize, f32)]) {
+    fn add_group(&self, sums: &mut MatMut<'_>, out: MatRef<'_>, group: &[ExpertToken]) {
         let (isa, sums) = (self.isa(), SharedRows::<f32>::new(sums));
         self.threads().split(group.len(), 1, min_rows(out.cols()), &|range| {
             for i in range {
-                let (t, weight) = group[i];
+                let ExpertToken { token, weight } = group[i];
                 // SAFETY: the tokens of an expert are distinct, so each row of `sums` belongs to one thread.
-                let sum = unsafe { sums.row(t) };
+                let sum = unsafe { sums.row(token) };
                 dispatch(isa, WeightedAccumulation { sum, x: out.row(i), weight });
             }
         });
@@ -186,21 +186,31 @@ impl MoeWorkspace {
 
 const MLP: &str = "moe_mlp";
 
-/// For each expert of this rank, the tokens routed to it in ascending order, with their routing weights.
+/// A token that is routed to an expert.
+#[derive(Debug, Clone, Copy)]
+struct ExpertToken {
+    /// Index of the token in the step.
+    token: usize,
+    /// Routing weight of the expert for this token.
+    weight: f32,
+}
+
+/// For each expert of this rank, the tokens routed to it in ascending order.
 struct TokensByExpert {
-    groups: Vec<Vec<(usize, f32)>>,
+    groups: Vec<Vec<ExpertToken>>,
 }
 
 impl TokensByExpert {
     fn new(routes: &TopKRoutes<'_>, experts: &ExpertWeights<'_>) -> Self {
         let mut groups = vec![Vec::new(); experts.gate_up.len()];
-        for t in 0..routes.experts.rows() {
-            let chosen = routes.experts.row::<i32>(t).iter().zip(routes.weights.row::<f32>(t));
+        for token in 0..routes.experts.rows() {
+            let weights = routes.weights.row::<f32>(token);
+            let chosen = routes.experts.row::<i32>(token).iter().zip(weights);
             for (&e, &weight) in chosen {
                 let local =
                     usize::try_from(e).ok().and_then(|e| e.checked_sub(experts.first_expert));
                 if let Some(group) = local.and_then(|e| groups.get_mut(e)) {
-                    group.push((t, weight));
+                    group.push(ExpertToken { token, weight });
                 }
             }
         }

@@ -7,7 +7,7 @@ use device::{DeviceError, DeviceStream, MatMut, MatRef};
 
 use super::attention::{LOG2_E, TILE};
 use super::gemm::{GemmWeightRows, has_16_byte_rows};
-use super::mla_prefill_plan::{KvExpansionPlan, KvExpansionSizes, STEP_KEYS};
+use super::mla_prefill_plan::{MlaPrefillTiling, MlaTilingInputs, STEP_KEYS};
 use crate::gpu::GpuBackend;
 use crate::{BatchUpperBounds, MlaAttentionArgs, MlaKvLayout, PackedMatrixGroup};
 
@@ -49,8 +49,8 @@ pub(super) struct MlaPrefillLaunchArgs<'a> {
     /// Address of the first byte of the layer in the KV pool.
     pool: *const u8,
     kernel: MlaPrefillKernel,
-    sizes: KvExpansionSizes,
-    plan: KvExpansionPlan,
+    sizes: MlaTilingInputs,
+    plan: MlaPrefillTiling,
 }
 
 /// Kernel that computes the attention over the up-projected keys and values of non-absorbed MLA.
@@ -150,7 +150,7 @@ impl GpuBackend {
             return None;
         }
         let tile = self.tokens_of_block(&kernel);
-        let sizes = KvExpansionSizes {
+        let sizes = MlaTilingInputs {
             bytes,
             keys: padded_keys(args),
             heads: args.heads.w_uk.len(),

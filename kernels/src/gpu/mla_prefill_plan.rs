@@ -1,14 +1,14 @@
-//! Plan of non-absorbed MLA (`mla_prefill.rs`): how many heads and keys are expanded at a time, given a
-//! memory limit.
+//! Tiling of non-absorbed MLA prefill (`mla_prefill.rs`): keys and values are up-projected from the compressed
+//! KV for as many heads and keys at a time as a memory limit allows.
 
 /// Number of keys that attention processes per step; the number of keys of a window is a multiple of it. Must
 /// match `STEP_KEYS` in mla_prefill/long_rows.h.
 pub(super) const STEP_KEYS: usize = 128;
 
-/// Sizes from which a [`KvExpansionPlan`] is computed: the memory limit, and the numbers and sizes of keys,
+/// Sizes from which a [`MlaPrefillTiling`] is computed: the memory limit, and the numbers and sizes of keys,
 /// heads and token tiles.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct KvExpansionSizes {
+pub(super) struct MlaTilingInputs {
     /// Limit, in bytes, of the scratch memory for up-projected keys and values.
     pub(super) bytes: usize,
     /// Number of keys of all MLA prefill rows, each row padded to a multiple of `STEP_KEYS` keys.
@@ -26,31 +26,31 @@ pub(super) struct KvExpansionSizes {
     pub(super) min_tiles: usize,
 }
 
-/// Numbers of heads and keys that are expanded at a time (a window).
+/// Numbers of heads and keys that are up-projected at a time (a window).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct KvExpansionPlan {
+pub(super) struct MlaPrefillTiling {
     pub(super) heads: usize,
     pub(super) keys: usize,
 }
 
-impl KvExpansionSizes {
+impl MlaTilingInputs {
     /// Chooses the window size. A window with a subset of the heads and all keys is preferred, since it needs
     /// no carry-over state. If such a window has too few (token tile, head) pairs to keep the device busy,
     /// windows have a subset of the keys instead.
-    pub(super) fn plan(&self) -> KvExpansionPlan {
+    pub(super) fn plan(&self) -> MlaPrefillTiling {
         let Self { bytes, keys, row_bytes, head_bytes, tiles, carry_over_bytes, .. } = *self;
         let fitting_heads = ((bytes / keys).saturating_sub(row_bytes) / head_bytes).min(self.heads);
         if fitting_heads == self.heads
             || (fitting_heads > 0 && tiles * self.balanced_heads(fitting_heads) >= self.min_tiles)
         {
-            return KvExpansionPlan { heads: self.balanced_heads(fitting_heads), keys };
+            return MlaPrefillTiling { heads: self.balanced_heads(fitting_heads), keys };
         }
         let heads =
             self.balanced_heads((bytes / 2 / (tiles * carry_over_bytes)).clamp(1, self.heads));
         let capacity = bytes.saturating_sub(tiles * heads * carry_over_bytes);
         let max_keys = capacity / (row_bytes + heads * head_bytes) / STEP_KEYS * STEP_KEYS;
         let windows = keys.div_ceil(max_keys.clamp(STEP_KEYS, keys));
-        KvExpansionPlan { heads, keys: keys.div_ceil(windows).next_multiple_of(STEP_KEYS) }
+        MlaPrefillTiling { heads, keys: keys.div_ceil(windows).next_multiple_of(STEP_KEYS) }
     }
 
     /// Returns the number of heads per window, at most `max_heads`, that divides all heads into windows of
@@ -61,7 +61,7 @@ impl KvExpansionSizes {
 
     /// Returns the size of the scratch memory of a plan in bytes. If the plan has several windows it is at
     /// least the memory limit, so that later steps do not allocate more.
-    pub(super) fn scratch_bytes(&self, plan: KvExpansionPlan) -> usize {
+    pub(super) fn scratch_bytes(&self, plan: MlaPrefillTiling) -> usize {
         let expanded = plan.keys * (self.row_bytes + plan.heads * self.head_bytes);
         let carry_over = self.tiles * plan.heads * self.carry_over_bytes;
         if plan.keys < self.keys {
@@ -79,11 +79,11 @@ mod tests {
     const TILE: usize = 128;
 
     /// Returns the sizes of DeepSeek-V3 on an H200, with `heads` of its heads.
-    fn deepseek_v3_sizes(heads: usize, tokens: usize, keys: usize) -> KvExpansionSizes {
+    fn deepseek_v3_sizes(heads: usize, tokens: usize, keys: usize) -> MlaTilingInputs {
         let (tiles, bytes) = (tokens / TILE + 1, 256 << 20);
         let carry_over_bytes = (TILE * 128 + 1024) * 4;
         let (row_bytes, head_bytes) = (1152, 512);
-        KvExpansionSizes {
+        MlaTilingInputs {
             bytes,
             keys,
             heads,
@@ -98,7 +98,7 @@ mod tests {
     #[test]
     fn kv_that_fits_is_expanded_at_once() {
         let sizes = deepseek_v3_sizes(16, 2048, 8192);
-        assert_eq!(sizes.plan(), KvExpansionPlan { heads: 16, keys: 8192 });
+        assert_eq!(sizes.plan(), MlaPrefillTiling { heads: 16, keys: 8192 });
         assert_eq!(sizes.scratch_bytes(sizes.plan()), 8192 * (1152 + 16 * 512));
     }
 
@@ -106,7 +106,7 @@ mod tests {
     fn kv_expansion_splits_heads_before_keys() {
         assert_eq!(
             deepseek_v3_sizes(128, 2048, 8192).plan(),
-            KvExpansionPlan { heads: 43, keys: 8192 }
+            MlaPrefillTiling { heads: 43, keys: 8192 }
         );
         // Two token tiles with 43 heads each are too few (token tile, head) pairs for 132 SMs, so the plan
         // splits the keys instead of the heads.
@@ -129,7 +129,7 @@ mod tests {
             }
         }
         // The smallest window, one head and `STEP_KEYS` keys, is planned even if it exceeds the memory limit.
-        let minimal = KvExpansionSizes { bytes: 1, ..deepseek_v3_sizes(8, 1000, 4096) };
-        assert_eq!(minimal.plan(), KvExpansionPlan { heads: 1, keys: STEP_KEYS });
+        let minimal = MlaTilingInputs { bytes: 1, ..deepseek_v3_sizes(8, 1000, 4096) };
+        assert_eq!(minimal.plan(), MlaPrefillTiling { heads: 1, keys: STEP_KEYS });
     }
 }

@@ -194,8 +194,8 @@ impl GpuKernel for RowSampling<'_, '_, '_> {
     }
 }
 
-/// Scratch memory of sampling: chunk statistics and edited logits that the scan kernel writes, and `rest`, in
-/// which vocab-parallel sampling stores the exchanged candidates.
+/// Scratch memory of sampling: chunk statistics and edited logits that the scan kernel writes, and `rest` for
+/// the candidate tokens that vocab-parallel sampling gathers from all ranks.
 pub(super) struct SampleScratch {
     pub(super) records: *mut u8,
     pub(super) edited: *mut u8,

@@ -20,9 +20,12 @@ pub struct DraftPassPreparation<'a, 'b> {
     pub pass: &'a DraftPassArgs<'a>,
 }
 
-/// Gathers the hidden states that a draft model combines with its input tokens: the state of the token before
-/// each input token. The input tokens are the first tokens of the first `rows` draft rows of a stage (the
-/// staged inputs of a step), or with `hidden` all tokens of these rows.
+/// Gathers the hidden states that an MTP module or an EAGLE-3 head combines with its input tokens. The input
+/// token at position `p` is combined with the hidden state of the target model at position `p - 1`.
+///
+/// Without `hidden`, each of the first `rows` draft rows has one input token: its first token. With `hidden`,
+/// all tokens of these rows are input tokens: the state of a row's first token comes from `states`, because an
+/// earlier step computed it, and the states of its other tokens from `hidden`.
 #[derive(Debug)]
 pub struct DraftHiddenStateGather<'a> {
     /// Staged inputs of the step.

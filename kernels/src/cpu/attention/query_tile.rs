@@ -3,7 +3,7 @@
 use device::{DeviceElement, FloatElement};
 
 use super::super::matmul_tile::{
-    CachePrefetch, HALF, OperandSegment, TILE_COLUMNS, TILE_ROWS, TileOperands, column_bytes,
+    CpuCachePrefetch, HALF, OperandSegment, TILE_COLUMNS, TILE_ROWS, TileOperands, column_bytes,
 };
 use super::super::row_kernel::{RowConversion, dispatch};
 use super::head_kv_blocks::{HeadKvBlocks, first_of_pair_mask, group_words, per_step};
@@ -146,7 +146,7 @@ impl QueryTile {
                 c: s.scores.as_mut_ptr().cast::<f32>().wrapping_add(from),
                 c_stride: KEY_TILE,
                 accumulate: false,
-                prefetch: CachePrefetch::Nothing,
+                prefetch: CpuCachePrefetch::Nothing,
             };
             // SAFETY: a group has 16 columns in every step, in one block of the pool or in a copy of that
             // size; queries and scores have the rows of a full tile.
@@ -192,26 +192,26 @@ impl QueryTile {
         keys: usize,
     ) {
         let dim = call.layout.head_dim;
-        let (segments, count) = value_segments(s, blocks, start, keys);
+        let values = value_segments(s, blocks, start, keys);
         let bytes = column_bytes(call.layout.dtype);
         let hidden = blocks.hidden_groups(start) * HALF;
         for channel in (0..dim).step_by(TILE_COLUMNS) {
             // If the head size is an odd multiple of 16 (16, 48, ..), the last 16 channels are computed
             // twice; the second result is written to the padding of `out`.
             let high = if channel + HALF < dim { channel + HALF } else { channel };
-            let b = segments.map(|(start, steps)| OperandSegment {
+            let b = values.segments.map(|ValueSegment { start, steps }| OperandSegment {
                 start: [channel, high].map(|channel| start.wrapping_add(channel * bytes)),
                 steps,
             });
             let operands = TileOperands {
                 a: s.probabilities.as_ptr().cast::<T::MatmulOperand>().wrapping_add(hidden).cast(),
                 a_stride: KEY_TILE * T::MatmulOperand::DTYPE.bytes(),
-                b: &b[..count],
+                b: &b[..values.count],
                 b_stride: blocks.value_stride(),
                 c: s.out.as_mut_ptr().wrapping_add(channel),
                 c_stride: out_stride(dim),
                 accumulate: true,
-                prefetch: CachePrefetch::Nothing,
+                prefetch: CpuCachePrefetch::Nothing,
             };
             // SAFETY: every step of a segment has `dim` columns; probabilities and outputs have the rows of a
             // full tile.
@@ -252,36 +252,55 @@ fn key_groups(
     [low, if count > HALF { high_keys() } else { low }]
 }
 
-/// Returns the segments (address and number of steps) of the values at the positions of a key tile, and the
-/// number of segments: one per group of 16 positions from the group of the first key on, and one for a copied
-/// last pair.
+/// Values of successive positions that are equally far apart in memory.
+#[derive(Clone, Copy)]
+struct ValueSegment {
+    /// Address of channel 0 of the first step.
+    start: *const u8,
+    /// Number of steps of the tile product: positions, or pairs of positions in bf16.
+    steps: usize,
+}
+
+/// Values of the positions of a key tile, in ascending order of position.
+struct KeyTileValues {
+    /// One segment per group of 16 positions, and at most one for the last, odd position in bf16.
+    segments: [ValueSegment; GROUPS + 1],
+    /// Number of segments in use.
+    count: usize,
+}
+
+/// Returns the values of the first `keys` positions of the key tile that begins at position `start`. Groups of
+/// 16 positions to which no query of the tile attends are left out.
 ///
-/// If the number of positions is odd, the second position of the last bf16 pair was never written by this
-/// request. It may contain infinities that an earlier request left, and infinity times a zero probability is
-/// NaN. The last pair is therefore copied, with zeros for the second position.
+/// In bf16, the KV pool stores the values of two positions as pairs. If `keys` is odd, this request has not
+/// written the second half of the last pair. An earlier request may have left infinities there, and infinity
+/// times a probability of zero is NaN. The last pair is therefore copied to scratch memory, with zeros in its
+/// second half.
 fn value_segments<T: FloatElement>(
     s: &mut TileScratch<T>,
     blocks: &HeadKvBlocks<'_>,
     start: usize,
     keys: usize,
-) -> ([(*const u8, usize); GROUPS + 1], usize) {
+) -> KeyTileValues {
     let per_step = per_step(blocks.layout);
-    let mut segments = [(std::ptr::null(), 0); GROUPS + 1];
+    let unused = ValueSegment { start: std::ptr::null(), steps: 0 };
+    let mut segments = [unused; GROUPS + 1];
     let hidden = blocks.hidden_groups(start);
     let groups = keys.div_ceil(HALF) - hidden;
     for ((g, segment), copy) in (hidden..).zip(&mut segments).zip(&mut s.copies).take(groups) {
         let count = HALF.min(keys - g * HALF);
-        *segment = (blocks.values(start + g * HALF, count, copy), count / per_step);
+        let values = blocks.values(start + g * HALF, count, copy);
+        *segment = ValueSegment { start: values, steps: count / per_step };
     }
     if keys.is_multiple_of(per_step) {
-        return (segments, groups);
+        return KeyTileValues { segments, count: groups };
     }
-    let (first, steps) = segments[groups - 1];
-    let at = first.wrapping_add(steps * blocks.value_stride()).cast::<u32>();
+    let ValueSegment { start, steps } = segments[groups - 1];
+    let at = start.wrapping_add(steps * blocks.value_stride()).cast::<u32>();
     for (d, last) in s.last.iter_mut().enumerate() {
         // SAFETY: the step is inside the group, and its first position exists.
         *last = unsafe { at.add(d).read() } & first_of_pair_mask();
     }
-    segments[groups] = (s.last.as_ptr().cast(), 1);
-    (segments, groups + 1)
+    segments[groups] = ValueSegment { start: s.last.as_ptr().cast(), steps: 1 };
+    KeyTileValues { segments, count: groups + 1 }
 }

@@ -45,7 +45,7 @@ pub(super) struct TileOperands<'a> {
     /// Whether the product is added to the contents of `c`.
     pub(super) accumulate: bool,
     /// Memory to prefetch into the L2 cache during the product, such as the weights of the next panel.
-    pub(super) prefetch: CachePrefetch,
+    pub(super) prefetch: CpuCachePrefetch,
 }
 
 /// A segment of the right operand `b` in which successive steps are equally far apart in memory, such as the
@@ -58,9 +58,9 @@ pub(super) struct OperandSegment {
     pub(super) steps: usize,
 }
 
-/// Memory to prefetch during a matrix product, and the number of cache lines per step.
+/// Memory that is prefetched into the L2 cache of the CPU during a matrix product.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum CachePrefetch {
+pub(super) enum CpuCachePrefetch {
     /// Nothing is prefetched.
     Nothing,
     /// From this address on, one 64-byte cache line per step is prefetched.

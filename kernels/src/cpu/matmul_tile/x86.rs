@@ -9,7 +9,7 @@ use std::arch::x86_64::{
 };
 
 use super::simd::SimdVector;
-use super::{CachePrefetch, HALF, TILE_ROWS, TileKernel, TileOperands, by_rows};
+use super::{CpuCachePrefetch, HALF, TILE_ROWS, TileKernel, TileOperands, by_rows};
 
 pub(super) const BF16: [TileKernel; TILE_ROWS] = by_rows!(bf16);
 pub(super) const F32_16: [TileKernel; TILE_ROWS] = by_rows!(f32_16);
@@ -28,9 +28,9 @@ unsafe fn bf16<const M: usize>(o: &TileOperands<'_>) {
     // SAFETY: the caller guarantees the operands and the instruction set.
     unsafe {
         match o.prefetch {
-            CachePrefetch::Nothing => bf16_prefetched::<M, 0>(o, std::ptr::null()),
-            CachePrefetch::OneLine(next) => bf16_prefetched::<M, 1>(o, next),
-            CachePrefetch::TwoLines(next) => bf16_prefetched::<M, 2>(o, next),
+            CpuCachePrefetch::Nothing => bf16_prefetched::<M, 0>(o, std::ptr::null()),
+            CpuCachePrefetch::OneLine(next) => bf16_prefetched::<M, 1>(o, next),
+            CpuCachePrefetch::TwoLines(next) => bf16_prefetched::<M, 2>(o, next),
         }
     }
 }

@@ -254,7 +254,7 @@ proptest! {
 }
 
 #[test]
-#[ignore = "measures, `just rows`"]
+#[ignore = "measures times: `just rows`"]
 fn time_rows_of_a_real_vocabulary() {
     let l = row(151_936, 11);
     let flat: Vec<f32> = l.iter().map(|x| x * 0.1).collect();

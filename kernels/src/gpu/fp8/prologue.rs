@@ -19,8 +19,8 @@ impl GpuBackend {
     /// Whether [`PrologueLinear`](crate::PrologueLinear) supports `rows` rows of type `dtype` and weights
     /// `w`.
     pub(crate) fn fuses_fp8_prologue(&self, rows: usize, dtype: DType, w: &PackedMatrix) -> bool {
-        // The preceding op knows the largest magnitude of a block of columns, but not of a whole row: it can
-        // compute block scales, or use a static scale.
+        // A thread block of the preceding op has the largest magnitude of a block of columns, but not of a whole
+        // row: it can compute block scales, or use a static scale.
         let fuses = |scales: &PackedScales| match scales.activation_scaling {
             ActivationScaling::Static(_) => scales.rows == 1,
             ActivationScaling::Dynamic | ActivationScaling::PowerOfTwo => scales.rows > 1,
