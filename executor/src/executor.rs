@@ -255,11 +255,16 @@ impl Executor {
         &self.spec
     }
 
-    /// Returns the draft KV pool, the draft buffers and the models. Used by tests of draft tokens.
+    /// Returns the KV pool and the draft buffers of the proposer, and the models. Used by tests of draft
+    /// tokens.
     #[cfg(test)]
-    pub(crate) fn draft_state(&self) -> (&ops::KvPool, &ops::DraftBuffers, &ModelContext) {
-        let (kv, draft_buffers) = self.state.as_ref().expect("KV cache is allocated").draft_state();
-        (kv, draft_buffers.expect("the proposer runs on the device"), &self.model)
+    pub(crate) fn draft_state(&self) -> crate::spec_decode::ProposerTestState<'_> {
+        let state = self.state.as_ref().expect("KV cache is allocated");
+        crate::spec_decode::ProposerTestState {
+            kv: state.draft_kv(),
+            draft_buffers: state.draft_buffers().expect("the proposer runs on the device"),
+            context: &self.model,
+        }
     }
 
     /// Maximum number of tokens in the steps in flight.

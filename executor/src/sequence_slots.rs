@@ -63,6 +63,15 @@ pub(crate) struct HostSequenceState {
     tables: Vec<BlockTableExtent>,
 }
 
+/// Logit edits of one logits row in the staging buffer; the default is no edit.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct StagedEditRange {
+    /// Index of the first edit.
+    pub(crate) first: i32,
+    /// Number of edits.
+    pub(crate) count: i32,
+}
+
 /// Entries of a block table that contain blocks.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct BlockTableExtent {
@@ -145,8 +154,8 @@ impl HostSequenceSlots {
         &self.states[seq_slot.0 as usize]
     }
 
-    /// Records that `step` samples a token for `row`. If the row has draft tokens, only the device knows the
-    /// position of the newest token, because it depends on the number of accepted draft tokens.
+    /// Records that `step` samples a token for `row`. If the row has draft tokens, the position of
+    /// the newest token is computed on the device, because it depends on the number of accepted draft tokens.
     pub(crate) fn mark_sampled(&mut self, row: &BatchRow, step: StepId) {
         self.states[row.seq_slot.0 as usize].sampled_at = Some(step);
     }
@@ -207,9 +216,12 @@ impl HostSequenceState {
     }
 
     /// Writes to the staging buffer the logit edits for a token that is sampled at position `min_position` or
-    /// later: bad words, stop token ids before `min_tokens`, and logit bias. Returns the index of the first
-    /// staged edit and the number of staged edits.
-    pub(crate) fn stage_edits(&self, min_position: u32, stage: &mut StagingBuffer) -> (i32, i32) {
+    /// later: bad words, stop token ids before `min_tokens`, and logit bias.
+    pub(crate) fn stage_edits(
+        &self,
+        min_position: u32,
+        stage: &mut StagingBuffer,
+    ) -> StagedEditRange {
         let first = stage.edits.len();
         let masked = |id: Token| StagedLogitEdit {
             id,
@@ -237,7 +249,7 @@ impl HostSequenceState {
             value,
             ..StagedLogitEdit::default()
         }));
-        (first as i32, (stage.edits.len() - first) as i32)
+        StagedEditRange { first: first as i32, count: (stage.edits.len() - first) as i32 }
     }
 }
 

@@ -58,22 +58,30 @@ pub(crate) fn measure(
             step(&batch)?;
             ns = started.elapsed().as_nanos() as u64;
         }
-        measured.push((lens.iter().sum(), ns));
+        measured.push(WarmUpPass { tokens: lens.iter().sum(), ns });
         done(i);
     }
     Ok(fit_step_cost(&measured))
 }
 
+/// Number of tokens and time of a measured pass.
+#[derive(Debug, Clone, Copy)]
+struct WarmUpPass {
+    tokens: u32,
+    ns: u64,
+}
+
 /// Fits step time as a linear function of the number of tokens: a line through the measured passes with the
 /// fewest and the most tokens, raised so that no measured pass took longer than the line predicts.
-fn fit_step_cost(measured: &[(u32, u64)]) -> StepCost {
-    let tokens = |(tokens, _): &&(u32, u64)| *tokens;
+fn fit_step_cost(measured: &[WarmUpPass]) -> StepCost {
+    let tokens = |pass: &&WarmUpPass| pass.tokens;
     let (smallest, largest) =
         (measured.iter().min_by_key(tokens), measured.iter().max_by_key(tokens));
     let per_token_ns = smallest.zip(largest).map_or(0, |(smallest, largest)| {
-        largest.1.saturating_sub(smallest.1) / u64::from((largest.0 - smallest.0).max(1))
+        let tokens = u64::from((largest.tokens - smallest.tokens).max(1));
+        largest.ns.saturating_sub(smallest.ns) / tokens
     });
-    let fixed = |(tokens, ns): &(u32, u64)| ns.saturating_sub(per_token_ns * u64::from(*tokens));
+    let fixed = |pass: &WarmUpPass| pass.ns.saturating_sub(per_token_ns * u64::from(pass.tokens));
     StepCost { fixed_ns: measured.iter().map(fixed).max().unwrap_or(0), per_token_ns }
 }
 
@@ -132,14 +140,16 @@ mod tests {
     #[test]
     fn step_cost_covers_every_pass() {
         // The line is 2 ms plus 0.01 ms per token; the decode pass of 512 rows takes 4 ms more.
-        let step_cost = fit_step_cost(&[(8192, 83_920_000), (512, 11_120_000), (1, 2_010_000)]);
+        let pass = |tokens, ns| WarmUpPass { tokens, ns };
+        let passes = [pass(8192, 83_920_000), pass(512, 11_120_000), pass(1, 2_010_000)];
+        let step_cost = fit_step_cost(&passes);
         assert_eq!(step_cost, StepCost { fixed_ns: 6_000_000, per_token_ns: 10_000 });
         // If the pass with the fewest tokens is slower than the pass with the most tokens, the cost per token
         // is 0.
         assert_eq!(
-            fit_step_cost(&[(64, 5_000), (1, 9_000)]),
+            fit_step_cost(&[pass(64, 5_000), pass(1, 9_000)]),
             StepCost { fixed_ns: 9_000, per_token_ns: 0 }
         );
-        assert_eq!(fit_step_cost(&[(1, 700)]), StepCost { fixed_ns: 700, per_token_ns: 0 });
+        assert_eq!(fit_step_cost(&[pass(1, 700)]), StepCost { fixed_ns: 700, per_token_ns: 0 });
     }
 }

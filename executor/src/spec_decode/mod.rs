@@ -24,6 +24,17 @@ pub(crate) use draft_states::DraftRowCounts;
 pub(crate) use ngram::{EmittedTokenSender, NgramProposer};
 pub use validation::{MODEL_DRAFTS_MAX, MTP_DRAFTS_MAX, SpeculationError, check_speculation};
 
+/// Device state of a proposer and the models, for tests.
+#[cfg(test)]
+pub(crate) struct ProposerTestState<'a> {
+    /// KV pool of the proposer.
+    pub(crate) kv: &'a ops::KvPool,
+    /// Device buffers of the proposer.
+    pub(crate) draft_buffers: &'a ops::DraftBuffers,
+    /// Target model and proposer.
+    pub(crate) context: &'a crate::model_context::ModelContext,
+}
+
 /// Host part of a proposer of draft tokens. Implementations: n-gram lookup, and proposers that run on the
 /// device.
 pub(crate) trait Proposer: Send {

@@ -3,7 +3,7 @@
 use super::bitmasks::StepBitmasks;
 use super::graphs::StepGraphKey;
 use super::logits_rows::LogitsRow;
-use super::pending::PendingStep;
+use super::pending_step::PendingStep;
 use super::pooling::PooledRows;
 use crate::model_context::ModelContext;
 use ops::Tensor;

@@ -57,6 +57,12 @@ pub(crate) struct StepGraphKey {
 /// group.
 pub(crate) type CapturedCollectives = [Vec<CollectiveCall>; 2];
 
+/// The launches of one captured run of a step.
+struct LaunchCapture {
+    graph: CapturedGraph,
+    collectives: CapturedCollectives,
+}
+
 /// A captured graph of a step, with its collectives.
 #[derive(Debug)]
 pub(crate) struct StepGraph {
@@ -186,19 +192,19 @@ fn capture_step(
         device.launch(model, launch, &mut StepTiming::default(), &mut None)?;
         model.ops.device().synchronize(model.ops.stream())?;
     }
-    let (graph, calls) = capture_launches(model, device, launch, &mut None)?;
+    let LaunchCapture { graph, collectives } = capture_launches(model, device, launch, &mut None)?;
     let mut recorder = tracer.map(|tracer| tracer.span_recorder(&model.ops));
     if recorder.is_none() {
-        return Ok(StepGraph { graph, collectives: calls, instrumented: None });
+        return Ok(StepGraph { graph, collectives, instrumented: None });
     }
     let instrumented = match capture_launches(model, device, launch, &mut recorder) {
-        Ok((instrumented, _)) => recorder.map(|recorder| (instrumented, recorder.finish())),
+        Ok(capture) => recorder.map(|recorder| (capture.graph, recorder.finish())),
         Err(error) => {
             tracing::warn!(rows = launch.shape.rows, %error, "traces of these steps have no spans");
             None
         }
     };
-    Ok(StepGraph { graph, collectives: calls, instrumented })
+    Ok(StepGraph { graph, collectives, instrumented })
 }
 
 fn capture_launches(
@@ -206,7 +212,7 @@ fn capture_launches(
     device: &mut StepDeviceState,
     launch: StepLaunchOptions,
     recorder: &mut Option<SpanRecorder>,
-) -> Result<(CapturedGraph, CapturedCollectives), ExecutorError> {
+) -> Result<LaunchCapture, ExecutorError> {
     let (driver, stream) = (model.ops.device(), model.ops.stream());
     driver.begin_capture(stream)?;
     let groups = [&model.tp, &model.dp];
@@ -215,12 +221,12 @@ fn capture_launches(
     }
     let launched = device.launch(model, launch, &mut StepTiming::default(), recorder);
     let graph = driver.end_capture(stream);
-    let calls = groups.map(ParallelGroup::end_capture);
+    let collectives = groups.map(ParallelGroup::end_capture);
     for group in groups {
         drop(group.take_times()); // The times were measured during the capture, so they belong to no step.
     }
     launched?;
-    Ok((graph?, calls))
+    Ok(LaunchCapture { graph: graph?, collectives })
 }
 
 #[cfg(test)]

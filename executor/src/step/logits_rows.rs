@@ -10,7 +10,7 @@
 
 use super::bitmasks::StepBitmasks;
 use super::limits::StepLimits;
-use crate::sequence_slots::{self, HostSequenceSlots, HostSequenceState};
+use crate::sequence_slots::{self, HostSequenceSlots, HostSequenceState, StagedEditRange};
 use kernels::cpu::GREEDY_BELOW;
 use ops::{SampledToken, SamplerOutputs, StagedLogitsRow, StagingBuffer, VocabParallelSupport};
 use protocol::{
@@ -180,9 +180,9 @@ pub(crate) fn stage_logits_rows(
             ),
             None => (0, 0),
         };
-        let (edits_at, edits) = match row.known_token {
+        let edits = match row.known_token {
             None => state.stage_edits(row.min_position, stage),
-            Some(_) => (0, 0),
+            Some(_) => StagedEditRange::default(),
         };
         stage.logits_rows.push(StagedLogitsRow {
             token: row.token as i32,
@@ -191,8 +191,8 @@ pub(crate) fn stage_logits_rows(
             has_draft: row.has_draft.into(),
             known_token: row.known_token.map_or(-1, |id| id as i32),
             top: row.top_logprobs.map_or(-1, |top| top as i32),
-            edits_at,
-            edits,
+            edits_at: edits.first,
+            edits: edits.count,
             mask_at,
             mask_words,
         });

@@ -1,6 +1,6 @@
 //! Runs one batch as a step. The pipeline over a [`StepContext`] [stages](stage) the inputs, launches the
 //! [forward](forward) pass, [pools](pooling) hidden states, [samples](sample) tokens and starts the [copy of
-//! the outputs](pending).
+//! the outputs](pending_step).
 //!
 //! A step is submitted and finished separately: in between, the device computes, and the next step may be
 //! submitted. All inputs of a step are uploaded in one copy, and its sampled tokens are downloaded in one
@@ -14,7 +14,7 @@ mod graphs;
 mod launch;
 mod limits;
 mod logits_rows;
-mod pending;
+mod pending_step;
 mod pooling;
 mod row_facts;
 mod sample;
@@ -32,7 +32,7 @@ use ops::{
     DeviceSequenceSlots, DraftBuffers, KvPool, KvPoolLayout, MeanPoolingSums, Ops,
     SequenceSlotLimits, StepBufferLimits, StepBuffers, TokenIdDownload,
 };
-use pending::OutputMemoryPool;
+use pending_step::OutputMemoryPool;
 use pooling::PoolingHostMemory;
 use protocol::{Batch, Epoch};
 use staging_queue::StagingQueue;
@@ -42,7 +42,7 @@ pub(crate) use graphs::{GraphCapturePlan, StepGraphs, graph_shape, row_counts_to
 pub(crate) use launch::{StepDeviceState, StepLaunchOptions};
 pub(crate) use limits::StepLimits;
 pub(crate) use logits_rows::logits_rows_per_slice;
-pub(crate) use pending::PendingStep;
+pub(crate) use pending_step::PendingStep;
 
 /// Maximum number of steps whose input or output copies are in flight.
 pub(crate) const STEPS_IN_FLIGHT: usize = 2;
@@ -141,11 +141,16 @@ impl StepState {
         })
     }
 
-    /// Returns the KV pool and the device buffers of the proposer.
+    /// Returns the KV pool of the proposer; without a pool of its own, the pool of the target model.
     #[cfg(test)]
-    pub(crate) fn draft_state(&self) -> (&KvPool, Option<&DraftBuffers>) {
-        let StepDeviceState { kv, draft_kv, drafts, .. } = &self.device;
-        (draft_kv.as_ref().unwrap_or(kv), drafts.as_ref())
+    pub(crate) fn draft_kv(&self) -> &KvPool {
+        self.device.draft_kv.as_ref().unwrap_or(&self.device.kv)
+    }
+
+    /// Returns the device buffers of the proposer; `None` if no proposer runs on the device.
+    #[cfg(test)]
+    pub(crate) fn draft_buffers(&self) -> Option<&DraftBuffers> {
+        self.device.drafts.as_ref()
     }
 
     /// Total bytes of the KV pools of the target model and of the proposer.

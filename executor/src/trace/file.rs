@@ -32,7 +32,7 @@ impl ChromeTraceFile {
     /// `head` is the trace metadata as a JSON object.
     pub(super) fn create(folder: &Path, rank: u16, head: &str, bytes_max: u64) -> io::Result<Self> {
         create_dir_all(folder)?;
-        let (file, path) = first_free(folder, rank)?;
+        let TraceFileHandle { file, path } = create_numbered(folder, rank)?;
         let head = format!("{{\"displayTimeUnit\":\"ns\",\"otherData\":{head},\"traceEvents\":[");
         let (at, buffer) = (0, head);
         let mut new = Self { file, path, at, buffer, bytes_max, is_empty: true };
@@ -72,12 +72,18 @@ impl ChromeTraceFile {
     }
 }
 
+/// A new, empty trace file.
+struct TraceFileHandle {
+    file: File,
+    path: PathBuf,
+}
+
 /// Creates the first file `rankR-N.json` (R = rank, N = 1, 2, ...) that does not exist.
-fn first_free(folder: &Path, rank: u16) -> io::Result<(File, PathBuf)> {
+fn create_numbered(folder: &Path, rank: u16) -> io::Result<TraceFileHandle> {
     for n in 1..=FILES_MAX {
         let path = folder.join(format!("rank{rank}-{n}.json"));
         match File::create_new(&path) {
-            Ok(file) => return Ok((file, path)),
+            Ok(file) => return Ok(TraceFileHandle { file, path }),
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
             Err(error) => return Err(error),
         }

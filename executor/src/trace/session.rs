@@ -12,7 +12,7 @@ use device::{DeviceError, TimestampEvents};
 use ops::Ops;
 
 use super::file::ChromeTraceFile;
-use super::step::StepTraceRecord;
+use super::step::{StepTraceRecord, TraceInterval};
 use super::{ORIGIN_EVENT, SpanRecorder};
 use crate::ExecutorError;
 
@@ -119,15 +119,19 @@ impl TraceSession {
         at.saturating_duration_since(self.origin).as_nanos() as i64
     }
 
-    /// Returns the start and the end of a step in device nanoseconds from the origin. Must be called for the
+    /// Returns the device time between the event timestamps `start` and `end` of a step. Must be called for the
     /// steps in order.
-    pub(super) fn device_ns(&self, start: usize, end: usize) -> Result<(i64, i64), DeviceError> {
+    pub(super) fn device_time(
+        &self,
+        start: usize,
+        end: usize,
+    ) -> Result<TraceInterval, DeviceError> {
         self.timestamps.wait(end)?;
         let mut clock = self.clock.lock().unwrap_or_else(PoisonError::into_inner);
         let start_ns = clock.ns + self.timestamps.elapsed_ns(clock.origin_event, start)?;
         let end_ns = start_ns + self.timestamps.elapsed_ns(start, end)?;
         *clock = DeviceTimeReference { origin_event: end, ns: end_ns };
-        Ok((start_ns, end_ns))
+        Ok(TraceInterval { start_ns, end_ns })
     }
 
     /// Queues a step for the writer thread, without blocking. If the queue is full, the step is dropped and

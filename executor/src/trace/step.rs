@@ -117,20 +117,27 @@ impl StepTrace {
         [wait_start, wait_end, read_end]: [Instant; 3],
     ) -> Result<StepTraceRecord, DeviceError> {
         let host = |at| self.session.host_ns(at);
-        let device = self.session.device_ns(self.start, self.start + 1)?;
+        let device = self.session.device_time(self.start, self.start + 1)?;
         let mut ends = Vec::new();
         let spans = self.spans.iter().flat_map(|spans| spans.iter());
         for (i, span) in spans.enumerate() {
             let ns = self.session.timestamps().elapsed_ns(self.start, FIRST_SPAN_EVENT + i)?;
-            ends.push((*span, device.0 + ns));
+            ends.push((*span, device.start_ns + ns));
         }
         if self.downloads && !ends.is_empty() {
-            ends.push((DeviceSpan { scope: TraceScope::Download, kernel: None }, device.1));
+            ends.push((DeviceSpan { scope: TraceScope::Download, kernel: None }, device.end_ns));
         }
         let submit = [self.staged, self.launched, self.submitted].map(host);
         let reply = [wait_start, wait_end, read_end].map(host);
         Ok(StepTraceRecord { facts: self.facts, submit, reply, device, spans: ends })
     }
+}
+
+/// Start and end of an event of the trace, in nanoseconds from the session's origin.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct TraceInterval {
+    pub(super) start_ns: i64,
+    pub(super) end_ns: i64,
 }
 
 /// Trace of a finished step, for the writer thread. Times are nanoseconds from the session's origin.
@@ -140,7 +147,8 @@ pub(super) struct StepTraceRecord {
     submit: [i64; 3],
     /// Host times of the reply thread: start of waiting, end of waiting, end of reading the outputs.
     reply: [i64; 3],
-    device: (i64, i64),
+    /// Device time of the step.
+    device: TraceInterval,
     /// Spans with their end times. Each span starts at the end of the previous one, the first at the start of
     /// the step.
     spans: Vec<(DeviceSpan, i64)>,
@@ -151,7 +159,7 @@ struct ChromeTraceSpan<'a> {
     name: &'a str,
     kind: &'a str,
     track: u32,
-    ns: (i64, i64),
+    interval: TraceInterval,
 }
 
 impl StepTraceRecord {
@@ -166,33 +174,34 @@ impl StepTraceRecord {
             step.0
         );
         let name = format!("step {}", step.0);
-        let mut put = |name: &str, kind: &str, track: u32, ns: (i64, i64), args: &str| {
+        let mut put = |name: &str, kind: &str, track: u32, interval: TraceInterval, args: &str| {
             if !out.is_empty() {
                 out.push_str(",\n");
             }
-            write_span(&mut out, rank, &ChromeTraceSpan { name, kind, track, ns }, args);
+            write_span(&mut out, rank, &ChromeTraceSpan { name, kind, track, interval }, args);
         };
+        let between = |start_ns, end_ns| TraceInterval { start_ns, end_ns };
         let [staged, launched, submitted] = self.submit;
-        put(&name, "host", SUBMIT, (staged, submitted), &args);
-        put("stage", "host", SUBMIT, (staged, launched), "");
-        put("submit", "host", SUBMIT, (launched, submitted), "");
+        put(&name, "host", SUBMIT, between(staged, submitted), &args);
+        put("stage", "host", SUBMIT, between(staged, launched), "");
+        put("submit", "host", SUBMIT, between(launched, submitted), "");
         let [wait_start, wait_end, read_end] = self.reply;
-        put(&name, "host", REPLY, (wait_start, read_end), &args);
-        put("wait", "host", REPLY, (wait_start, wait_end), "");
-        put("answer", "host", REPLY, (wait_end, read_end), "");
+        put(&name, "host", REPLY, between(wait_start, read_end), &args);
+        put("wait", "host", REPLY, between(wait_start, wait_end), "");
+        put("answer", "host", REPLY, between(wait_end, read_end), "");
         put(&name, "step", DEVICE, self.device, &args);
-        let mut from = self.device.0;
+        let mut from = self.device.start_ns;
         for spans in self.spans.chunk_by(|a, b| a.0.scope == b.0.scope) {
             let (Some((first, _)), Some(&(_, to))) = (spans.first(), spans.last()) else {
                 continue;
             };
             if first.kernel.is_some() {
-                put(first.scope.name(), "scope", DEVICE, (from, to), "");
+                put(first.scope.name(), "scope", DEVICE, between(from, to), "");
             }
             for (span, end) in spans {
                 let family = format!(r#""family":"{}""#, family(span));
                 let name = span.kernel.unwrap_or(span.scope.name());
-                put(name, "kernel", DEVICE, (from, *end), &family);
+                put(name, "kernel", DEVICE, between(from, *end), &family);
                 from = *end;
             }
         }
@@ -201,8 +210,9 @@ impl StepTraceRecord {
 }
 
 fn write_span(out: &mut String, rank: u16, span: &ChromeTraceSpan<'_>, args: &str) {
-    let ChromeTraceSpan { name, kind, track, ns: (from, to) } = span;
-    let (from, ns) = ((*from).max(0), (to - from).max(0));
+    let ChromeTraceSpan { name, kind, track, interval } = span;
+    let TraceInterval { start_ns, end_ns } = *interval;
+    let (from, ns) = (start_ns.max(0), (end_ns - start_ns).max(0));
     // A write to a string cannot fail.
     let _ = write!(
         out,
@@ -247,7 +257,7 @@ mod tests {
             facts,
             submit: [1_000, 2_500, 4_000],
             reply: [4_100, 9_000, 9_200],
-            device: (2_600, 8_900),
+            device: TraceInterval { start_ns: 2_600, end_ns: 8_900 },
             spans: vec![
                 span(TraceScope::Upload, None, 3_000),
                 span(TraceScope::Forward, Some("rms_norm"), 4_000),

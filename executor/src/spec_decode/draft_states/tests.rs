@@ -1,7 +1,7 @@
 //! Compares draft KV, stored hidden states and draft tokens with a reference, bit by bit.
 
 use crate::executor::Executor;
-use crate::spec_decode::ProposerModel;
+use crate::spec_decode::{ProposerModel, ProposerTestState};
 use crate::{ExecutorConfig, KvCacheDtype, KvCacheSize, ModelDtype};
 use models::sharding::ParallelRanks;
 use models::{AuxHiddenStateCollector, ForwardContext, KvGrouping, ModelConfig, kv_layout};
@@ -162,7 +162,7 @@ fn written_kv(
     request: &TeacherForcedRequest,
     positions: usize,
 ) -> Vec<Vec<f32>> {
-    let (kv, draft_buffers, context) = executor.draft_state();
+    let ProposerTestState { kv, draft_buffers, context } = executor.draft_state();
     let row = |p| {
         if matches!(context.proposer, Some(ProposerModel::Mtp(_))) {
             return kv.read_mla_row(&context.ops, MTP_LAYER, request.slot(p)).unwrap();
@@ -231,7 +231,7 @@ fn check_kv_is_batch_invariant(kind: ProposerKind) {
 
 /// Returns the draft tokens that the last step proposed for a row.
 fn proposed_drafts(executor: &Executor, row: usize) -> Vec<Token> {
-    let (_, draft_buffers, context) = executor.draft_state();
+    let ProposerTestState { draft_buffers, context, .. } = executor.draft_state();
     let drafts = draft_buffers.read_drafts(&context.ops).unwrap();
     drafts.chunks(draft_buffers.rows()).map(|of_pass| of_pass[row]).collect()
 }
@@ -286,7 +286,7 @@ fn reference_drafts(
     tokens: &[Token],
     at: usize,
 ) -> Vec<Token> {
-    let (_, _, context) = executor.draft_state();
+    let context = executor.draft_state().context;
     let ops = &context.ops;
     let pool = |model: &ModelConfig| {
         let (order, ranks) = (ops.device().kv_order(), ParallelRanks::SINGLE);
