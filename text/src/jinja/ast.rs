@@ -15,9 +15,9 @@ pub(crate) enum LiteralValue {
     None,
     /// `true` or `false`
     Bool(bool),
-    /// Integer of 64 bits.
+    /// Integer that fits into an `i64`.
     Int(i64),
-    /// Other integer.
+    /// Integer that does not fit into an `i64`.
     Big(Arc<num_bigint::BigInt>),
     /// Floating-point number.
     Float(f64),

@@ -17,7 +17,7 @@ const DEPTH_MAX: u32 = 600;
 /// Number of processed bytes that count as one instruction.
 const BYTES_PER_INSTRUCTION: usize = 256;
 
-/// Limits of a rendering.
+/// Limits of the work and memory of one rendering of a chat template.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct RenderLimits {
     /// Maximum number of instructions.
@@ -28,7 +28,7 @@ pub(crate) struct RenderLimits {
     pub(crate) value_bytes: usize,
 }
 
-/// State of a rendering.
+/// Evaluates a compiled template: the state of one rendering.
 pub(crate) struct TemplateEvaluator {
     code: Arc<CompiledTemplateTree>,
     /// Variables of the template.

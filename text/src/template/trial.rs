@@ -154,9 +154,11 @@ impl<'a> TrialRenderer<'a> {
         rendered.ok()
     }
 
-    /// Renders conversations that contain a message of the role `role`, with content as a string and as a
-    /// list of parts; `other` is the content form of the other messages. Returns the outcomes of each
-    /// conversation; in the first conversation, the message is in its usual position.
+    /// Tests whether the template renders the content of messages of the role `role`. Each trial conversation has
+    /// one message of this role at another position; the first conversation has it where chats usually have it.
+    /// Each conversation is rendered twice, with the content of this message as a string and as a list of parts.
+    /// `other` is the content form of the other messages, `arguments` the form of the arguments of tool calls.
+    /// Returns the outcomes of each conversation.
     pub(super) fn message(
         &self,
         role: &str,

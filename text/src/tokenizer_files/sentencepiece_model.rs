@@ -62,7 +62,7 @@ pub(super) struct NormalizerSpec {
     pub(super) escape_whitespaces: Option<bool>,
 }
 
-/// Kind of a piece.
+/// Kind of a piece (vocabulary entry) of a SentencePiece model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum SentencePieceKind {
     Normal,

@@ -16,7 +16,7 @@ use std::fmt::Write as _;
 const OBJECT_START: &str = "\\{\\s*\"(?:name|type|function|parameters|arguments|id)\"";
 
 /// Positions at which calls can begin in a syntax.
-struct CallOpenings {
+struct ToolCallStarts {
     openings: Vec<CallOpening>,
     /// Regular expressions of the beginnings of calls that need no marker. Free text must not begin with a
     /// match of one of them.
@@ -95,7 +95,7 @@ impl FreeCallGrammarBuilder<'_> {
             let calls = self.calls(0, &single("", false));
             return harmony_grammar::free_messages(&calls, &mut self.writer);
         }
-        let CallOpenings { openings, bare_starts, excluded } = self.openings();
+        let ToolCallStarts { openings, bare_starts, excluded } = self.openings();
         let markers = openings.iter().map(|opening| opening.marker).chain(excluded);
         let markers: Vec<String> =
             markers.filter(|marker| !marker.is_empty()).map(str::to_owned).collect();
@@ -153,11 +153,11 @@ impl FreeCallGrammarBuilder<'_> {
         }
     }
 
-    fn openings(&self) -> CallOpenings {
+    fn openings(&self) -> ToolCallStarts {
         let marked =
-            |openings| CallOpenings { openings, bare_starts: Vec::new(), excluded: Vec::new() };
+            |openings| ToolCallStarts { openings, bare_starts: Vec::new(), excluded: Vec::new() };
         let array_start = format!("\\[\\s*{OBJECT_START}");
-        let at_start = |start: String, excluded: Vec<&'static str>| CallOpenings {
+        let at_start = |start: String, excluded: Vec<&'static str>| ToolCallStarts {
             openings: vec![self.list("")],
             bare_starts: vec![start],
             excluded,
@@ -167,7 +167,7 @@ impl FreeCallGrammarBuilder<'_> {
                 marked(vec![single(mistral::CALLS, false)])
             }
             ToolCallSyntax::Mistral => marked(vec![self.list(mistral::CALLS)]),
-            ToolCallSyntax::Granite => CallOpenings {
+            ToolCallSyntax::Granite => ToolCallStarts {
                 bare_starts: vec![array_start],
                 ..marked(self.array_openings(&["<|tool_call|>", hermes::OPEN]))
             },

@@ -3,15 +3,15 @@
 mod attribute_path;
 mod conversion;
 mod html;
-mod ordering;
 mod pretty;
 mod selection;
 mod sequences;
+mod sort_filters;
 mod text_filters;
 mod word_wrap;
 
 pub(crate) use html::strip_tags;
-pub(crate) use ordering::{ValueWithSortKey, stable_sort};
+pub(crate) use sort_filters::{ValueWithSortKey, stable_sort};
 
 use super::arguments::CallArguments;
 use super::error::JinjaResult;
@@ -26,7 +26,7 @@ pub(crate) type FilterFunction =
 pub(crate) fn find(name: &str) -> Option<FilterFunction> {
     text_filters::find(name)
         .or_else(|| sequences::find(name))
-        .or_else(|| ordering::find(name))
+        .or_else(|| sort_filters::find(name))
         .or_else(|| selection::find(name))
         .or_else(|| conversion::find(name))
         .or_else(|| html::find(name))

@@ -7,7 +7,7 @@ use super::super::evaluator::TemplateEvaluator;
 use super::super::methods::text_split::split_lines;
 use super::super::python_text::{is_space, quote};
 use super::super::value::JinjaValue;
-use super::ordering::{ValueWithSortKey, stable_sort};
+use super::sort_filters::{ValueWithSortKey, stable_sort};
 
 /// Maximum length of a line in characters.
 const WIDTH: usize = 80;
