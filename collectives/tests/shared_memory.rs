@@ -353,7 +353,7 @@ fn matrices_larger_than_a_slot_are_chunked() {
 }
 
 #[test]
-#[ignore = "measures, `just rows`"]
+#[ignore = "measures times: `just rows`"]
 fn all_gather_cost() {
     const ROUNDS: u32 = 300;
     for count in [3, 24, 257, 8 * 257, 75_968, 8 * 75_968] {
@@ -517,7 +517,7 @@ fn killed_process_fails_the_group() {
 
 /// Runs all-reduces until the test kills this process.
 #[test]
-#[ignore = "a process of killed_process_fails_the_group"]
+#[ignore = "child process, started by killed_process_fails_the_group"]
 fn killed_process_child() {
     let Some(path) = std::env::var_os("HADRON_TEST_MEETING") else { return };
     let group = SharedMemoryRendezvous::open(path.as_ref(), &[2]).unwrap().join(0, 1).unwrap();

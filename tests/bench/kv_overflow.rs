@@ -93,7 +93,7 @@ fn report(what: &str, mut times: Vec<Duration>) {
 }
 
 #[test]
-#[ignore = "a measurement; run it alone"]
+#[ignore = "measures times: `just kv-overflow`"]
 fn step_cost_with_a_stalled_publisher() {
     let mut cache = EvictingCache::full();
     let known = cache.kv.take_events();

@@ -13,7 +13,7 @@ const SOCKETS: usize = 456;
 const PAGES: usize = 5_000;
 
 #[test]
-#[ignore = "a measurement; run it alone"]
+#[ignore = "measures times: `just metrics-page`"]
 fn metrics_page_cost() {
     let _sockets: Vec<UdpSocket> =
         (0..SOCKETS).map(|_| UdpSocket::bind("127.0.0.1:0").unwrap()).collect();

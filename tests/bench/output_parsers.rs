@@ -75,7 +75,7 @@ const HOSTILE: &[HostileOutput] = &[
 ];
 
 #[test]
-#[ignore = "a measurement; run it alone"]
+#[ignore = "measures times: `just hostile-outputs`"]
 fn hostile_outputs_parse_in_linear_time() {
     println!(
         "Milliseconds of processor time for 1 MiB, least of {ROUNDS}; slowest output of {}",

@@ -150,7 +150,7 @@ fn replay_and_mutate(name: &str, mutations: usize) {
 /// Runs the fuzz target `HADRON_DECODERS_TARGET` on `HADRON_DECODERS_COUNT` mutations with the seed
 /// `HADRON_DECODERS_SEED`. Mutated are the corpus and the inputs that libFuzzer has added to it.
 #[test]
-#[ignore = "runs the requested number: `just decoders TARGET COUNT`"]
+#[ignore = "runs COUNT inputs: `just decoders TARGET COUNT`"]
 #[allow(clippy::disallowed_methods, reason = "what to do comes from `just`")]
 fn unbounded_mutations() {
     let env_var = |name: &str| std::env::var(name).ok();

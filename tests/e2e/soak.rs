@@ -196,7 +196,7 @@ fn short_soak_leaves_no_resources() {
 
 /// Runs the soak test for `HADRON_SOAK_HOURS` hours.
 #[test]
-#[ignore = "an hour or a day: `just soak HOURS`"]
+#[ignore = "takes HOURS hours: `just soak HOURS`"]
 #[allow(clippy::disallowed_methods, reason = "the length comes from `just`")]
 fn long_soak() {
     let message = std::env::var("HADRON_SOAK_HOURS").ok();

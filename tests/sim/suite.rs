@@ -163,7 +163,7 @@ fn broken_links_and_subscribers_keep_all_invariants() {
 /// Simulates `MUTANT_SEEDS` seeds without lockstep groups, and an eighth as many each with lockstep groups
 /// and with broken links. Takes seconds. Mutation testing runs this test for each mutant.
 #[test]
-#[ignore = "a part of the three above, for `just mutants-random`"]
+#[ignore = "repeats seeds of the other sweeps: `just mutants-random`"]
 fn mutant_seeds() {
     assert_no_failures(&sweep(0..MUTANT_SEEDS, None, true));
     assert_no_failures(&sweep(GROUP_SEEDS_FROM..GROUP_SEEDS_FROM + MUTANT_SEEDS / 8, None, true));
@@ -196,7 +196,7 @@ fn assert_no_failures(result: &SweepResult) {
 
 /// Replays one seed with a readable trace: `just sim SEED`.
 #[test]
-#[ignore = "needs HADRON_SIM_SEED"]
+#[ignore = "needs a seed in HADRON_SIM_SEED: `just sim SEED`"]
 fn replay_seed() {
     let seed = env_number("HADRON_SIM_SEED").expect("HADRON_SIM_SEED is a number");
     let run = run(seed, None, true);
@@ -210,7 +210,7 @@ fn replay_seed() {
 /// Searches for failures in the simulations of `HADRON_SIM_COUNT` seeds from `HADRON_SIM_FROM` on. Also runs
 /// a fifth of this number each with lockstep groups, with broken links, and with window groups.
 #[test]
-#[ignore = "runs the requested number of seeds"]
+#[ignore = "runs as many seeds as requested: `just explore FROM COUNT`"]
 fn explore_seeds() {
     let start = Instant::now();
     let from = env_number("HADRON_SIM_FROM").unwrap_or(SEEDS);

@@ -11,8 +11,7 @@ struct IgnoredTest {
 
 /// If the reason in an `#[ignore]` attribute contains one of these phrases, another test or program runs the
 /// ignored test.
-const RUN_BY_OTHER_TESTS: &[&str] =
-    &["run by", "runs it", "started by", "starts it", "a process of", "as the one above"];
+const RUN_BY_OTHER_TESTS: &[&str] = &["run by", "runs it", "started by", "starts it"];
 
 /// Returns the ignored tests in the text of a source file.
 fn ignored_tests(text: &str) -> Vec<IgnoredTest> {

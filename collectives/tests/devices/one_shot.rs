@@ -177,7 +177,7 @@ fn processes_access_each_others_peer_memory() {
 
 /// Second process of the test `processes_access_each_others_peer_memory`.
 #[test]
-#[ignore = "a process of processes_access_each_others_peer_memory"]
+#[ignore = "child process, started by processes_access_each_others_peer_memory"]
 fn peer_memory_child_process() {
     let Some(path) = std::env::var_os("HADRON_TEST_MEETING") else { return };
     run_one_of_two_processes(&SharedMemoryRendezvous::open(path.as_ref(), &[2]).unwrap(), 1);

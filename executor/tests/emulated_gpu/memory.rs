@@ -65,7 +65,7 @@ fn no_allocation_after_ready() {
 }
 
 #[test]
-#[ignore = "needs the device's memory for itself, so a process: started by no_allocation_after_ready"]
+#[ignore = "child process, because it needs all memory of the device: started by no_allocation_after_ready"]
 fn steps_without_allocation() {
     let bf16 = |warp_size, eager| on_emulator(warp_size, config(ModelDtype::Bfloat16, 2), eager);
     let in_fp8 = |of| fp8_model(of, KvCacheDtype::Fp8);
@@ -135,7 +135,7 @@ fn captured_graphs_without_memory_are_skipped() {
 }
 
 #[test]
-#[ignore = "needs a device whose captured graphs take memory, so a process: started by captured_graphs_without_memory_are_skipped"]
+#[ignore = "child process, because its captured graphs need a device of their own: started by captured_graphs_without_memory_are_skipped"]
 fn with_memory_for_two_graphs() {
     captures_graphs(&[4, 8]);
 }

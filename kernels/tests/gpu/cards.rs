@@ -21,7 +21,7 @@ fn run(name: &str, variables: &[(&str, &str)]) -> String {
 }
 
 #[test]
-#[ignore = "run by other tests of this file"]
+#[ignore = "child process, run by the tests of cards in this file"]
 fn print_card() {
     let gpu = GpuBackend::open(&emulator(64)).unwrap();
     let memory = gpu.mem_info();

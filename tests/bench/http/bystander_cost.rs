@@ -52,7 +52,7 @@ struct BackgroundCostResult {
 }
 
 #[test]
-#[ignore = "a measurement; run it alone"]
+#[ignore = "measures times: `just bystanders`"]
 fn slow_readers_and_scrapes_do_not_slow_steps() {
     println!("{STREAMS} streams, steps of {} ms on the device", STEP.as_millis());
     println!(

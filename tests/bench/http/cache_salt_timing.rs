@@ -109,7 +109,7 @@ fn measure(rounds: usize) -> [Vec<Duration>; 3] {
 
 /// Measures `HADRON_SALTS_COUNT` requests of each kind; by default 300.
 #[test]
-#[ignore = "a measurement: `just salts COUNT`"]
+#[ignore = "measures times: `just salts COUNT`"]
 #[allow(clippy::disallowed_methods, reason = "the number comes from `just`")]
 fn cache_hit_timing_does_not_leak_across_salts() {
     let message = std::env::var("HADRON_SALTS_COUNT").ok();

@@ -146,7 +146,7 @@ fn descriptors() -> usize {
 }
 
 #[test]
-#[ignore = "a measurement; run it alone"]
+#[ignore = "measures times: `just vanish`"]
 fn blocks_are_freed_for_100k_disconnecting_clients() {
     let setup = ServerSetup {
         step_time: Duration::from_millis(1),
@@ -200,7 +200,7 @@ fn time_until_blocks_are_free(server: &TestServer, number: usize) -> Duration {
 }
 
 #[test]
-#[ignore = "a measurement; run it alone"]
+#[ignore = "measures times: `just freed`"]
 fn time_from_disconnect_to_free_blocks() {
     let server = TestServer::start(&ServerSetup { step_time: STEP, ..ServerSetup::default() });
     let mut times: Vec<Duration> =

@@ -121,7 +121,7 @@ fn loads() -> Vec<ConstrainedLoad> {
 }
 
 #[test]
-#[ignore = "a measurement; run it alone"]
+#[ignore = "measures times: `just costly-grammars`"]
 fn costly_grammars_do_not_slow_other_streams() {
     println!("{STREAMS} streams, steps of {} ms on the device, {ROUNDS} rounds", STEP.as_millis());
     println!(

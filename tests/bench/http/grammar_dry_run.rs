@@ -78,7 +78,7 @@ fn memory() -> Vec<String> {
 }
 
 #[test]
-#[ignore = "a measurement; run it alone"]
+#[ignore = "measures times: `just trials`"]
 fn latency_of_grammar_dry_runs() {
     let timings = Arc::new(GrammarTimings::default());
     let grammars = GrammarCompilePool::start(vocabulary, &grammar_worker(), timings).unwrap();

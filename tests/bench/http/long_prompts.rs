@@ -429,7 +429,7 @@ fn run(
 
 /// Sends long prompts for `HADRON_LONG_PROMPTS_MINUTES` minutes.
 #[test]
-#[ignore = "an hour: `just long-prompts MINUTES`"]
+#[ignore = "takes an hour: `just long-prompts MINUTES`"]
 #[allow(clippy::disallowed_methods, reason = "the length comes from `just`")]
 fn long_prompts_cause_no_false_step_timeout() {
     let message = std::env::var("HADRON_LONG_PROMPTS_MINUTES").ok();

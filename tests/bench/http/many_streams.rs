@@ -70,7 +70,7 @@ fn allow_descriptors() {
 }
 
 #[test]
-#[ignore = "a measurement; run it alone"]
+#[ignore = "measures times: `just streams`"]
 fn ten_thousand_streams() {
     allow_descriptors();
     let length = length();
@@ -109,7 +109,7 @@ fn ten_thousand_streams() {
 }
 
 #[test]
-#[ignore = "started by the measurement above"]
+#[ignore = "client process, started by the measurement of ten_thousand_streams"]
 fn many_streams_client() {
     allow_descriptors();
     let mut line = String::new();

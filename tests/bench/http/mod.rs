@@ -47,7 +47,7 @@ const KINDS: &[BenchEndpoint] = &[
 ];
 
 #[test]
-#[ignore = "a measurement: `just http-speed`"]
+#[ignore = "measures times: `just http-speed`"]
 fn tokens_per_second() {
     println!("{STREAMS} streams x {TOKENS} tokens; each token is an event");
     println!("| case | tokens/s | events/s | bytes/event | events/read | p50 first token |");

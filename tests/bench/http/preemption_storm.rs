@@ -65,7 +65,7 @@ fn run_storm(address: SocketAddr, baseline: &[[Value; 2]]) -> (Vec<Duration>, us
 }
 
 #[test]
-#[ignore = "a measurement; run it alone"]
+#[ignore = "measures times: `just storm`"]
 fn storm_of_requests_over_a_tenth_of_the_cache() {
     let each = (PROMPT_TOKENS + TOKENS).div_ceil(BLOCK_TOKENS as usize);
     let blocks = (CLIENTS * each / CACHE_OVERCOMMIT) as u32;

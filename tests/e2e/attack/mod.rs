@@ -246,7 +246,7 @@ fn short_attack_run_affects_no_bystander() {
 
 /// Attacks a server for `HADRON_ATTACK_MINUTES` minutes.
 #[test]
-#[ignore = "an hour: `just attack MINUTES`"]
+#[ignore = "takes an hour: `just attack MINUTES`"]
 #[expect(clippy::disallowed_methods, reason = "length, seed and kinds come from `just`")]
 fn long_attack_run() {
     let env_var = |name: &str| std::env::var(name).ok().filter(|text| !text.is_empty());

@@ -130,7 +130,7 @@ fn short_chaos_run_changes_no_answer() {
 
 /// Injects random faults for `HADRON_CHAOS_MINUTES` minutes.
 #[test]
-#[ignore = "minutes: `just chaos MINUTES`"]
+#[ignore = "takes minutes: `just chaos MINUTES`"]
 #[allow(clippy::disallowed_methods, reason = "the length comes from `just`")]
 fn long_chaos_run() {
     let env_var = |name: &str| std::env::var(name).ok().map(|text| text.parse::<u64>().unwrap());

@@ -85,7 +85,7 @@ fn probes_report_the_true_state() {
 
 /// Injects `HADRON_HEALTH_FAULTS` faults.
 #[test]
-#[ignore = "minutes: `just health`"]
+#[ignore = "takes minutes: `just health`"]
 #[expect(clippy::disallowed_methods, reason = "count and seed come from `just`")]
 fn probes_stay_true_over_hundreds_of_faults() {
     let env_var = |name: &str| std::env::var(name).ok().and_then(|text| text.parse::<u64>().ok());

@@ -159,7 +159,7 @@ fn scheduler_invariant_violation_aborts_the_process() {
 }
 
 #[test]
-#[ignore = "ends its process: `scheduler_invariant_violation_aborts_the_process` runs it in one of its own"]
+#[ignore = "aborts its process: run by `scheduler_invariant_violation_aborts_the_process` in a child process"]
 fn invariant_violation_process() {
     tracing_subscriber::fmt().with_writer(std::io::stderr).init();
     let server =

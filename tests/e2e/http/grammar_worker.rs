@@ -213,13 +213,13 @@ fn endless_cpu_bound_grammar_is_rejected() {
 }
 
 #[test]
-#[ignore = "started by a test above"]
+#[ignore = "worker process, started by grammar_that_crashes_two_workers_is_rejected"]
 fn crashing_worker_process() {
     work_until_asked(|| std::process::abort());
 }
 
 #[test]
-#[ignore = "started by a test above"]
+#[ignore = "worker process, started by endless_cpu_bound_grammar_is_rejected"]
 fn busy_worker_process() {
     work_until_asked(|| {
         loop {

@@ -249,7 +249,7 @@ fn malformed_requests_never_cause_5xx() {
 }
 
 #[test]
-#[ignore = "started by the test above, and by `just malformed`"]
+#[ignore = "child process, started by malformed_requests_never_cause_5xx and by `just malformed`"]
 #[allow(clippy::disallowed_methods, reason = "how many comes from `just`")]
 fn malformed_requests_process() {
     let message = std::env::var("HADRON_MALFORMED_REQUESTS").ok();

@@ -56,7 +56,7 @@ impl Drop for MemoryCgroup {
 /// The CPU's KV pool is allocated on first use. A cgroup that is too small for the pool is therefore exceeded
 /// during requests, not at start-up.
 #[test]
-#[ignore = "makes a control group, which only root may: `just memory-limit`"]
+#[ignore = "creates a control group, which needs root: `just memory-limit`"]
 fn cgroup_oom_kill_restarts_executor_without_token_loss() {
     let mut process = ServerProcess::start(EXECUTOR_PROCESS_FLAGS);
     let (at, former) = (process.address, executor(&process));

@@ -103,7 +103,7 @@ fn killed_and_hung_executors_lose_no_token() {
 /// Sends `HADRON_KILLS` SIGKILL signals (default 200) and a quarter as many SIGSTOP signals. Executors run on
 /// CPUs, or on the GPUs that `HADRON_GPU` selects: `HADRON_GPU_RANKS` GPUs (default 2).
 #[test]
-#[ignore = "minutes: `just kills`"]
+#[ignore = "takes minutes: `just kills`"]
 #[allow(clippy::disallowed_methods, reason = "the seed of a replay and the GPUs come from `just`")]
 fn long_kill_test() {
     let clock = || SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs();

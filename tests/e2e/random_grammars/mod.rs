@@ -107,7 +107,7 @@ fn random_grammars_are_rejected_or_followed_in_time() {
 
 /// Compiles `HADRON_GRAMMARS_COUNT` random hostile grammars.
 #[test]
-#[ignore = "minutes: `just hostile-grammars`"]
+#[ignore = "takes minutes: `just hostile-grammars`"]
 fn many_random_grammars() {
     let (count, seed) =
         (env_number("HADRON_GRAMMARS_COUNT").unwrap_or(10_000), env_number("HADRON_GRAMMARS_SEED"));
@@ -132,7 +132,7 @@ fn many_random_grammars() {
 
 /// Compiles `HADRON_SCHEMAS_COUNT` distinct harmless schemas.
 #[test]
-#[ignore = "minutes: `just schemas`"]
+#[ignore = "takes minutes: `just schemas`"]
 fn many_distinct_schemas() {
     let count = env_number("HADRON_SCHEMAS_COUNT").unwrap_or(100_000);
     let (bench, began) = (GrammarCompileHarness::start(), Instant::now());

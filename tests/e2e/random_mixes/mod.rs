@@ -123,7 +123,7 @@ fn output_is_independent_of_concurrent_requests() {
 
 /// Tests the requests of `HADRON_MIXES_COUNT` seeds from `HADRON_MIXES_FROM` on.
 #[test]
-#[ignore = "runs the requested number: `just mixes FROM COUNT`"]
+#[ignore = "runs COUNT cases from case FROM on: `just mixes FROM COUNT`"]
 #[expect(clippy::disallowed_methods, reason = "the seeds come from `just`")]
 fn explore_random_mixes() {
     let env_var = |name: &str| std::env::var(name).ok().and_then(|text| text.parse::<u64>().ok());
