@@ -6,6 +6,7 @@
 mod deploy;
 mod figures;
 mod graph;
+mod idioms;
 mod ignored_tests;
 mod lexicon;
 mod log_fields;
@@ -15,3 +16,4 @@ mod reliability;
 mod sizes;
 mod source_tree;
 mod sources;
+mod tuples;

@@ -1,30 +1,55 @@
-//! Prints the longest files and functions. There is no limit for the lengths.
+//! Prints the lengths of files and functions: the 95th percentile and the longest ones. There is no limit.
+//!
+//! Definitions: a file is a `*.rs` file outside `tests/`, `target` and `data`; its length is its number of
+//! lines. A function begins at its `fn` line and ends at the closing brace at the same indent; functions in test
+//! modules count. The 95th percentile is the smallest length that at least 95 % of the lengths do not exceed
+//! (nearest rank).
 
 use crate::source_tree::{SourceFile, rust_files};
 
+/// Length of a file or function, and where it is.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+struct CodeLength {
+    lines: usize,
+    place: String,
+}
+
 #[test]
-fn longest_files_and_functions_are_printed() {
+fn lengths_of_files_and_functions_are_printed() {
     let files: Vec<SourceFile> =
         rust_files().into_iter().filter(|f| !f.path.starts_with("tests/")).collect();
     assert!(!files.is_empty());
-    let mut lines: Vec<(usize, &str)> =
-        files.iter().map(|f| (f.text.lines().count(), f.path.as_str())).collect();
-    lines.sort_unstable_by(|a, b| b.cmp(a));
-    println!("longest files:");
-    for (count, path) in lines.iter().take(10) {
-        println!("  {count:5} {path}");
+    let length =
+        |f: &SourceFile| CodeLength { lines: f.text.lines().count(), place: f.path.clone() };
+    print_lengths("files", files.iter().map(length).collect());
+    print_lengths("functions", files.iter().flat_map(functions).collect());
+}
+
+fn print_lengths(what: &str, mut lengths: Vec<CodeLength>) {
+    lengths.sort_unstable();
+    let p95 = percentile_95(&lengths);
+    println!("{} {what}, 95th percentile {p95} lines; the longest:", lengths.len());
+    for CodeLength { lines, place } in lengths.iter().rev().take(10) {
+        println!("  {lines:5} {place}");
     }
-    let mut functions: Vec<(usize, String)> = files.iter().flat_map(functions).collect();
-    functions.sort_unstable_by(|a, b| b.cmp(a));
-    println!("longest functions:");
-    for (count, place) in functions.iter().take(10) {
-        println!("  {count:5} {place}");
-    }
+}
+
+/// Returns the 95th percentile by nearest rank. `lengths` is sorted and not empty.
+fn percentile_95(lengths: &[CodeLength]) -> usize {
+    lengths[(lengths.len() * 95).div_ceil(100) - 1].lines
+}
+
+#[test]
+fn percentile_is_the_nearest_rank() {
+    let lengths = |count: usize| -> Vec<CodeLength> {
+        (1..=count).map(|lines| CodeLength { lines, place: String::new() }).collect()
+    };
+    assert_eq!([1, 19, 20, 100].map(|count| percentile_95(&lengths(count))), [1, 19, 19, 95]);
 }
 
 /// Returns the length in lines and the location of each function, which extends from its `fn` line to the
 /// closing brace at the same indent.
-fn functions(file: &SourceFile) -> Vec<(usize, String)> {
+fn functions(file: &SourceFile) -> Vec<CodeLength> {
     let lines: Vec<&str> = file.text.lines().collect();
     let indent = |l: &str| l.len() - l.trim_start().len();
     let mut found = Vec::new();
@@ -41,7 +66,8 @@ fn functions(file: &SourceFile) -> Vec<(usize, String)> {
         if let Some(length) = end {
             let name =
                 head.split("fn ").nth(1).and_then(|n| n.split(['(', '<']).next()).unwrap_or("");
-            found.push((length + 2, format!("{}:{} {name}", file.path, i + 1)));
+            let place = format!("{}:{} {name}", file.path, i + 1);
+            found.push(CodeLength { lines: length + 2, place });
         }
     }
     found
