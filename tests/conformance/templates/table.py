@@ -37,6 +37,9 @@ OUTCOMES = {
     "different": "different from the prompts of all forms",
 }
 
+# The server's error for a message that a template leaves out (text/src/error.rs).
+LEFT_OUT_ROLE = r"leaves out messages of role (\w+):"
+
 
 class Transformers:
     """Renders with `apply_chat_template` and the tokenizer of the demo model."""
@@ -106,8 +109,8 @@ def outcome(conversation, prompts, prompt):
 
 
 def compare(url, sources, conversations, transformers, differences):
-    """Returns the outcomes {template: Counter}, and a Counter of the forms."""
-    table, forms = {}, collections.Counter()
+    """Returns the outcomes {template: Counter}, a Counter of the forms, and the left-out roles {template: Counter}."""
+    table, forms, roles = {}, collections.Counter(), {}
     pairs = [(name, conversation) for name in sources for conversation in conversations]
     with concurrent.futures.ThreadPoolExecutor(2) as pool:
         answers = pool.map(lambda pair: hadron_prompt(url, sources[pair[0]], pair[1]), pairs)
@@ -120,10 +123,19 @@ def compare(url, sources, conversations, transformers, differences):
             kind, form, expected = outcome(conversation, prompts, prompt)
             table.setdefault(name, collections.Counter())[kind] += 1
             forms[form] += kind == "equal, other form"
+            if kind == "400, text missing":
+                roles.setdefault(name, collections.Counter())[left_out_role(error)] += 1
             if kind not in ("equal", "equal, other form", "both fail"):
                 why = next((e for _, _, e in prompts if e), "")
                 differences.append(difference(name, conversation["name"], kind, expected or "", prompt, error or why))
-    return table, forms
+    return table, forms, roles
+
+
+def left_out_role(error):
+    """The role that the server names in its error message."""
+    found = re.search(LEFT_OUT_ROLE, error)
+    assert found, error
+    return found[1]
 
 
 def difference(template, conversation, kind, expected, prompt, error):
@@ -136,7 +148,18 @@ def difference(template, conversation, kind, expected, prompt, error):
     return "\n".join(lines)
 
 
-def page(table, forms, conversations, transformers, sources):
+def role_lines(roles):
+    """The table of the templates that leave out messages: templates x roles."""
+    columns = sorted({role for counts in roles.values() for role in counts})
+    return [
+        "## Roles that templates leave out", "",
+        "Prompts that are 400 although transformers renders the conversation: the template omits the text of the first message with this"
+        " role, without an error.", "",
+        "| template | " + " | ".join(columns) + " |", "|---|" + "---:|" * len(columns),
+        *[f"| {name} | " + " | ".join(str(counts[role]) for role in columns) + " |" for name, counts in roles.items()], ""]
+
+
+def page(table, forms, roles, conversations, transformers, sources):
     """The committed page."""
     total = sum(table.values(), collections.Counter())
     revision = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=HERE, capture_output=True, text=True, check=True).stdout.strip()
@@ -153,6 +176,7 @@ def page(table, forms, conversations, transformers, sources):
         "Forms of the conversations whose prompt is equal, where the prompt of the conversation as sent is not.", "",
         "| form | prompts |", "|---|---:|",
         *[f"| {form} | {count:,} |" for form, count in forms.most_common() if form and count], "",
+        *role_lines(roles),
         "## Templates", "",
         "| template | " + " | ".join(OUTCOMES) + " |", "|---|" + "---:|" * len(OUTCOMES),
         *[f"| {name} | " + " | ".join(str(counts[kind]) for kind in OUTCOMES) + " |" for name, counts in table.items()], ""]
@@ -173,10 +197,10 @@ def main():
     transformers = Transformers(root)
     differences = []
     with hadron_server.Server("--trust-request-chat-template") as server:
-        table, forms = compare(server.url, found, conversations.CONVERSATIONS, transformers, differences)
+        table, forms, roles = compare(server.url, found, conversations.CONVERSATIONS, transformers, differences)
     results = HERE / "results" / "table.md"
     results.parent.mkdir(exist_ok=True)
-    results.write_text(page(table, forms, conversations.CONVERSATIONS, transformers, sources.PACKAGES))
+    results.write_text(page(table, forms, roles, conversations.CONVERSATIONS, transformers, sources.PACKAGES))
     if len(sys.argv) > 3:
         pathlib.Path(sys.argv[3]).write_text("\n\n".join(differences) + "\n")
     print(results.read_text().split("## Templates")[0])
