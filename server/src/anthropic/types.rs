@@ -54,6 +54,7 @@ pub(super) fn take(
         thinking,
         add_special_tokens: false,
         prompt_field: "messages",
+        effort_field: "output_config.effort",
         covers_messages: false,
     })
 }

@@ -23,8 +23,10 @@ pub(crate) fn take(
 ) -> Result<CompletionParams, ApiError> {
     let mut no_fields = RequestFields::of_body(JsonValue::Object(Vec::new()))?;
     let neutral = CompletionParams::take(&mut no_fields, bounds, &SamplingDefaults::default())?;
-    for ignored in ["user", "metadata"] {
-        fields.take(ignored);
+    for name in ["user", "metadata"] {
+        if fields.take(name).is_some() {
+            fields.accept_without_effect(name.to_owned());
+        }
     }
     for name in ["mm_processor_kwargs", "late_interaction_params"] {
         if fields.take(name).is_some() {

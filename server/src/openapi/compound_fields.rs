@@ -57,7 +57,7 @@ pub(super) fn of(name: &str) -> Option<Value> {
             "properties": {"type": text}, "required": ["type"],
         }),
         "tools" => json!({"type": ["array", "null"], "maxItems": 128, "items": {"type": "object"}}),
-        "user" | "safety_identifier" | "service_tier" | "metadata" | "store" => {
+        "user" | "safety_identifier" | "service_tier" | "metadata" => {
             json!({"description": "accepted, no effect"})
         }
         _ => return None,

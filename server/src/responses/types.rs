@@ -95,6 +95,7 @@ pub(super) fn take(
         thinking,
         add_special_tokens: false,
         prompt_field: "input",
+        effort_field: "reasoning.effort",
         covers_messages,
     };
     let ResponseOptions { store, background, truncates, .. } = delivery;
@@ -142,6 +143,9 @@ fn completion_params(
     // `max_tool_calls` limits only tools that run on the server; this server runs none, so the value has no
     // effect.
     let max_tool_calls = fields.int("max_tool_calls", 1..=i64::MAX)?;
+    if max_tool_calls.is_some() {
+        fields.accept_without_effect("max_tool_calls".to_owned());
+    }
     let (bounds, defaults) = (&serving.field_bounds, &serving.sampling_defaults);
     let mut params = CompletionParams::take(fields, bounds, defaults)?;
     params.check_single()?;

@@ -135,6 +135,10 @@ fn hidden_fields_are_named_in_every_conversation_api() {
     let responses = json!({"max_output_tokens": 2, "input": input, "tools": [tool]});
     let reply = client.post("/v1/responses", &responses);
     assert_eq!((reply.status, reply.header(IGNORED)), (200, Some("tools, input.tool_calls")));
+    let chat = json!({"documents": [{"text": "d"}], "reasoning_effort": "low", "user": "u"});
+    let reply = client.post(CHAT, &body(&chat));
+    let named = Some("user, documents, reasoning_effort");
+    assert_eq!((reply.status, reply.header(IGNORED)), (200, named));
 }
 
 #[test]

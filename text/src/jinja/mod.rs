@@ -96,6 +96,11 @@ impl JinjaTemplate {
         Ok(Self { code: Arc::new(CompiledTemplateTree { body, names, blocks, special }) })
     }
 
+    /// Whether the template has a variable of the name `name`, as opposed to an attribute or text.
+    pub(crate) fn has_variable(&self, name: &str) -> bool {
+        self.code.names.iter().any(|known| &**known == name)
+    }
+
     /// Renders the template with `variables`; `strftime_now` formats the current time.
     ///
     /// Errors: the template fails, or a limit is exceeded.

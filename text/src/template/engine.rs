@@ -80,6 +80,11 @@ impl NamedTemplateSet {
         self.templates.iter().any(|template| template.source.contains(text))
     }
 
+    /// Whether one of the templates has a variable of the name `name`.
+    pub(super) fn has_variable(&self, name: &str) -> bool {
+        self.templates.iter().any(|template| template.template.has_variable(name))
+    }
+
     /// Renders the template for conversations with tools if it exists and `tools` is set, else the default
     /// template.
     ///

@@ -40,6 +40,9 @@ pub const TEMPLATE_BYTES_MAX: usize = 1 << 20;
 /// Name of the template for conversations with tools.
 const TOOL_USE_NAME: &str = "tool_use";
 
+/// Template variable that contains the reasoning effort of a request.
+const REASONING_EFFORT: &str = "reasoning_effort";
+
 /// Input of a chat template. Special tokens in its strings, except in `template`, remain plain text.
 #[derive(Debug, Clone, Default)]
 pub struct ChatInput {
@@ -153,7 +156,7 @@ impl ChatTemplate {
     }
 
     /// Returns the names of the fields of a conversation that the template omits from its output: the tool
-    /// definitions, and the tool calls in messages.
+    /// definitions, the tool calls in messages, the documents, and the reasoning effort.
     pub fn hidden_fields(&self, input: &ChatInput, has_tools: bool) -> Vec<&'static str> {
         let name = input.template.as_deref();
         if name.is_some_and(|name| !self.has_named(name)) {
@@ -168,6 +171,13 @@ impl ChatTemplate {
         }
         if has_calls && !template.shows_calls(has_tools) {
             hidden.push("messages.tool_calls");
+        }
+        let has_documents = input.documents.as_array().is_some_and(|list| !list.is_empty());
+        if has_documents && !template.has_variable("documents") {
+            hidden.push("documents");
+        }
+        if input.kwargs.contains_key(REASONING_EFFORT) && !template.has_variable(REASONING_EFFORT) {
+            hidden.push(REASONING_EFFORT);
         }
         hidden
     }

@@ -39,6 +39,11 @@ impl AnalysedTemplate {
         self.engine.mentions(text)
     }
 
+    /// Whether the template has a variable of the name `name`.
+    pub(super) fn has_variable(&self, name: &str) -> bool {
+        self.engine.has_variable(name)
+    }
+
     /// Whether the output of the template contains the tool definitions of a request.
     pub(super) fn shows_tools(&self) -> bool {
         self.with_tools.shows_tools

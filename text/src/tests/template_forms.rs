@@ -193,6 +193,19 @@ fn whole_messages_are_printed_as_sent() {
 }
 
 #[test]
+fn null_keys_of_messages_are_absent_and_inner_nulls_remain() {
+    // The output of `apply_chat_template` of transformers 5.23.0 for this template and these messages.
+    let call = json!({"type": "function", "id": null,
+        "function": {"name": "f", "arguments": {"a": null}}});
+    let mut message = json!({"role": "assistant", "content": null});
+    message["tool_calls"] = json!([call]);
+    let template = "{% for m in messages %}{{ m|tojson }}|{{ 'content' in m }} {% endfor %}";
+    let text = render(template, json!([{"role": "user", "content": "x"}, message])).unwrap();
+    let expected = r#"{"role": "user", "content": "x"}|True {"role": "assistant", "tool_calls": [{"type": "function", "id": null, "function": {"name": "f", "arguments": {"a": null}}}]}|False "#;
+    assert_eq!(text, expected);
+}
+
+#[test]
 fn additional_templates_are_selected_by_name() {
     let (dir, tokenizer) = load(&byte_level());
     let folder = dir.path().join("additional_chat_templates");
@@ -230,6 +243,21 @@ fn fields_that_the_template_hides_are_named() {
     assert!(hidden(&plain, json!([]), false).is_empty());
     let all = format!("{{{{ tools|tojson }}}}{}", of_calls("{{ c.function.arguments|tojson }}"));
     assert!(hidden(&all, calls, true).is_empty());
+}
+
+#[test]
+fn documents_and_effort_are_hidden_from_templates_without_them() {
+    let hidden = |template: &str, documents: Value| {
+        let mut input = ChatInput { messages: json!([]), documents, ..ChatInput::default() };
+        input.kwargs.insert("reasoning_effort".to_owned(), json!("high"));
+        compile(template).1.hidden_fields(&input, false)
+    };
+    let documents = json!([{"text": "d"}]);
+    let others = "documents {{ messages.documents }}{# reasoning_effort #}";
+    assert_eq!(hidden(others, documents.clone()), ["documents", "reasoning_effort"]);
+    assert_eq!(hidden(others, json!([])), ["reasoning_effort"]);
+    let read = "{% for d in documents %}{{ d.text }}{% endfor %}{{ reasoning_effort }}";
+    assert!(hidden(read, documents).is_empty());
 }
 
 #[test]

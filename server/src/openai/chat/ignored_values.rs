@@ -8,7 +8,8 @@ use crate::ignored_parts::IgnoredRequestParts;
 
 /// Adds the names of request values without effect to `ignored`.
 ///
-/// Errors: HTTP status 400 if `--strict-fields` is set and the chat template does not show a field.
+/// Errors: HTTP status 400 if `--strict-fields` is set and the chat template does not show a field other than
+/// the reasoning effort.
 pub(crate) fn report_ignored(
     app: &AppState,
     serving: &ServingContext,
@@ -17,6 +18,11 @@ pub(crate) fn report_ignored(
 ) -> Result<(), ApiError> {
     let mut hints = IgnoredRequestParts::default();
     for name in hidden_fields(serving, request) {
+        // Agents send an effort for every model, so strict servers accept it too.
+        if name == "reasoning_effort" {
+            hints.add(request.effort_field);
+            continue;
+        }
         let name = name.replacen("messages", request.prompt_field, 1);
         if app.options.strict_fields {
             return Err(ApiError::unsupported(name, "the chat template does not show it"));

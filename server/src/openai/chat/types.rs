@@ -25,6 +25,8 @@ pub(crate) struct ChatCompletionRequest {
     pub add_special_tokens: bool,
     /// Name of the field that contains the conversation, for error messages.
     pub prompt_field: &'static str,
+    /// Name of the field that contains the reasoning effort.
+    pub effort_field: &'static str,
     /// Whether the constraint in `params` covers tool calls and the headers of messages, not only the text of
     /// the answer.
     pub covers_messages: bool,
@@ -61,6 +63,7 @@ impl ChatCompletionRequest {
             thinking,
             add_special_tokens,
             prompt_field,
+            effort_field: "reasoning_effort",
             covers_messages: false,
         })
     }
