@@ -2,7 +2,7 @@
 //! images.
 
 use crate::api_error::ApiError;
-use crate::openai::chat::messages::{PARTS_MAX, text_of};
+use crate::openai::chat::messages::{PARTS_MAX, reject_media, text_of};
 use crate::request_fields::{RequestFields, wrong_type};
 use crate::strict_json::JsonValue;
 
@@ -58,11 +58,10 @@ pub(super) fn block_text(kind: &str, block: &mut RequestFields) -> Result<String
             Ok([title, source, content].join("\n"))
         }
         "document" => document_text(block),
-        "image" => {
-            let message = "images are not supported by this model, which reads text only";
-            Err(unsupported_block(block, message))
+        _ => {
+            reject_media(kind, block.own_path())?;
+            Err(unsupported_block(block, "content blocks of this type are not supported"))
         }
-        _ => Err(unsupported_block(block, "content blocks of this type are not supported")),
     }
 }
 
@@ -165,6 +164,7 @@ mod tests {
     fn blocks_without_text_are_rejected_with_their_path() {
         for (block, reason) in [
             (r#"{"type":"image","source":{}}"#, "images are not supported by this model"),
+            (r#"{"type":"audio"}"#, "audio is not supported by this model"),
             (
                 r#"{"type":"document","source":{"type":"base64"}}"#,
                 "documents other than plain text",

@@ -133,10 +133,11 @@ impl AnthropicMessageConverter {
             }
             (Some(kind @ "text"), _)
             | (Some(kind @ "compaction"), "assistant")
-            | (Some(kind @ ("document" | "image" | "search_result")), "user") => {
+            | (Some(kind @ ("document" | "search_result")), "user") => {
                 parts.texts.push(block_text(kind, &mut block)?);
             }
             (Some(kind), _) => {
+                messages::reject_media(kind, block.own_path())?;
                 let message = format!("content blocks of type {kind:?} are not supported here");
                 return Err(unsupported_block(&block, &message));
             }

@@ -7,7 +7,7 @@ use crate::api_error::ApiError;
 use crate::conversations::user_message;
 use crate::ignored_parts::IgnoredRequestParts;
 use crate::openai::chat::custom_tools::INPUT;
-use crate::openai::chat::messages::{MESSAGES_MAX, TEXT_PARTS, text_of};
+use crate::openai::chat::messages::{MESSAGES_MAX, TEXT_PARTS, reject_media, text_of};
 use crate::request_fields::{RequestFields, wrong_type};
 use crate::strict_json::JsonValue;
 use serde_json::{Value, json};
@@ -113,6 +113,7 @@ impl<'a, 'b> InputItemConverter<'a, 'b> {
             "function_call_output" | "custom_tool_call_output" => self.output(&mut item),
             "reasoning" => self.reasoning(&mut item),
             other => {
+                reject_media(other, item.own_path())?;
                 if let Some(foreign) = HostedToolItem::take(other, &mut item)? {
                     self.foreign(foreign);
                 } else {

@@ -216,7 +216,7 @@ fn unsupported_fields_are_rejected_by_name() {
         (json!({"input": []}), "input"),
         (
             json!({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}),
-            "input[0].content[0].type",
+            "input[0].content[0]",
         ),
         (
             json!({"input": [{"type": "function_call", "call_id": "a", "name": "f", "arguments": 7}]}),

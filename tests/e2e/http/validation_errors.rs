@@ -241,7 +241,7 @@ fn chat_fields_are_validated() {
         (json!({"messages": [{"role": "user", "content": 3}]}), "messages[0].content", VALUE),
         (
             json!({"messages": [{"role": "user", "content": [image]}]}),
-            "messages[0].content[0].type",
+            "messages[0].content[0]",
             "unsupported_content",
         ),
         (

@@ -261,11 +261,30 @@ mod tests {
     }
 
     #[test]
+    fn media_parts_are_rejected_with_their_place_and_kind() {
+        for (kind, media) in [
+            ("image_url", "images are"),
+            ("input_audio", "audio is"),
+            ("file", "files are"),
+            ("video_url", "videos are"),
+        ] {
+            let parts = json!([{"type": "text", "text": "a"}, {"type": kind, kind: {}}]);
+            let error = parsed(&json!({"role": "user", "content": parts}).to_string()).unwrap_err();
+            let message = format!("{media} not supported by this model, which reads text only");
+            assert_eq!(
+                (error.param.as_deref(), error.message),
+                (Some("messages[0].content[1]"), message)
+            );
+        }
+    }
+
+    #[test]
     fn invalid_messages_name_the_field() {
         for (body, param) in [
             (r#"{"content":"a"}"#, "messages[0].role"),
             (r#"{"role":"user","content":null}"#, "messages[0].content"),
-            (r#"{"role":"user","content":[{"type":"image_url"}]}"#, "messages[0].content[0].type"),
+            (r#"{"role":"user","content":[{"type":"image_url"}]}"#, "messages[0].content[0]"),
+            (r#"{"role":"user","content":[{"type":"x"}]}"#, "messages[0].content[0].type"),
             (r#"{"role":"user","content":"a","tool_calls":[1]}"#, "messages[0].tool_calls"),
             (r#"{"role":"assistant","tool_calls":[{}]}"#, "messages[0].tool_calls[0].function"),
             (

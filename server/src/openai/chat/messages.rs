@@ -144,10 +144,25 @@ pub(super) fn part(path: String, value: JsonValue, kinds: &[&str]) -> Result<Str
     let mut fields = RequestFields::of(path, value)?;
     let kind = fields.required_string("type")?;
     if !kinds.contains(&kind.as_str()) {
+        reject_media(&kind, fields.own_path())?;
         let message = "only text parts are supported";
         return Err(ApiError::bad_request("unsupported_content", fields.path("type"), message));
     }
     fields.required_string(if kind == REFUSAL { REFUSAL } else { "text" })
+}
+
+/// Rejects a content part or an input item of type `kind` at `path` that contains an image, audio, a video or a
+/// file.
+pub(crate) fn reject_media(kind: &str, path: &str) -> Result<(), ApiError> {
+    let media = match kind {
+        "image" | "image_url" | "input_image" | "image_pil" | "image_embeds" => "images are",
+        "audio" | "audio_url" | "input_audio" | "audio_embeds" => "audio is",
+        "video" | "video_url" | "input_video" => "videos are",
+        "file" | "input_file" | "file_url" => "files are",
+        _ => return Ok(()),
+    };
+    let message = format!("{media} not supported by this model, which reads text only");
+    Err(ApiError::bad_request("unsupported_content", path, message))
 }
 
 fn documents(fields: &mut RequestFields) -> Result<Value, ApiError> {
