@@ -2,6 +2,7 @@
 //! of chat completions.
 
 mod content_blocks;
+mod context_edits;
 mod convert;
 pub(crate) mod error;
 mod reply;
@@ -9,6 +10,7 @@ mod server_tools;
 mod service_fields;
 mod stream;
 mod system_messages;
+mod tool_use_clearing;
 mod tools;
 mod types;
 
@@ -45,7 +47,12 @@ pub(crate) async fn count_tokens(
         let mut input = conversation.input;
         input.tools = conversation.tools.template_value;
         let prompt = render(serving, input, false, "messages")?;
-        let count = json!({"input_tokens": prompt.ids.len()});
+        let tokens = prompt.ids.len();
+        let mut count = json!({"input_tokens": tokens});
+        if let Some(edits) = conversation.context_edits {
+            let original = tokens + edits.cleared_tokens();
+            count["context_management"] = json!({"original_input_tokens": original});
+        }
         Ok(Body::from(count.to_string()))
     })
     .await

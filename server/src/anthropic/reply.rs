@@ -1,7 +1,8 @@
 //! Non-streaming replies of the Anthropic Messages API.
 
+use super::context_edits::AppliedContextEdits;
 use super::stream::AnthropicEventWriter;
-use super::types;
+use super::types::{self, AnthropicRequest};
 use crate::api_error::ApiError;
 use crate::openai::assistant_message::AssistantMessage;
 use crate::openai::chat::generation_start::{StartedGeneration, start};
@@ -26,6 +27,8 @@ pub(super) struct AnthropicReplyFormatter {
     pub(super) id: String,
     pub(super) model: String,
     pub(super) tool_call_ids: ToolCallIdGenerator,
+    /// Context edits that were applied to the prompt; `None` = the request has no `context_management`.
+    pub(super) context_edits: Option<AppliedContextEdits>,
 }
 
 /// JSON form of the complete message in a non-streaming reply.
@@ -39,6 +42,8 @@ pub(super) struct AnthropicMessage<'a> {
     stop_reason: Option<&'static str>,
     stop_sequence: Option<&'a str>,
     usage: AnthropicUsage,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    context_management: Option<&'a AppliedContextEdits>,
 }
 
 /// JSON form of a content block of a message.
@@ -117,6 +122,7 @@ impl AnthropicReplyFormatter {
             stop_reason,
             stop_sequence,
             usage: usage.into(),
+            context_management: end.and(self.context_edits.as_ref()),
         }
     }
 
@@ -145,13 +151,14 @@ impl InferenceEndpoint for AnthropicReplyFormatter {
 
     fn prepare(request: EndpointRequest<'_>) -> Result<SubmittedRequest<Self>, ApiError> {
         let EndpointRequest { app, serving, mut fields, headers, permit } = request;
-        let request = types::take(&mut fields, app, serving)?;
+        let AnthropicRequest { request, context_edits } = types::take(&mut fields, app, serving)?;
         let mut ignored = ignored_fields(app, &fields)?;
         report_ignored(app, serving, &request, &mut ignored)?;
         let started = start(app, serving, request, headers, permit)?;
         let StartedGeneration { generation, model, request_id, params, tool_call_ids, .. } =
             started;
-        let reply = Self { id: format!("msg_{request_id}"), model, tool_call_ids };
+        let id = format!("msg_{request_id}");
+        let reply = Self { id, model, tool_call_ids, context_edits };
         Ok(SubmittedRequest { generation, reply, stream: params.stream, request_id, ignored })
     }
 

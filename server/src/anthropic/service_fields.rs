@@ -1,9 +1,9 @@
-//! Request fields that control services of Anthropic's API: billing, caching, context management, MCP
-//! servers. Fields that do not change what this server generates are accepted and reported as having no
-//! effect; other fields are rejected by name.
+//! Request fields that control services of Anthropic's API: billing, caching, MCP servers. Fields that do not
+//! change what this server generates are accepted and reported as having no effect; other fields are rejected
+//! by name.
 
 use crate::api_error::ApiError;
-use crate::request_fields::{RequestFields, wrong_type};
+use crate::request_fields::RequestFields;
 use crate::strict_json::JsonValue;
 
 /// Fields about caching, billing, routing and diagnostics.
@@ -23,11 +23,6 @@ const WITHOUT_EFFECT: &[&str] = &[
 /// Fields that cause an error: they request another kind of reply, or refer to a conversation stored on the
 /// server.
 const UNSUPPORTED: &[&str] = &["compaction", "thread"];
-/// Type prefixes of context edits, which are accepted without effect. A context edit removes old content
-/// once the prompt exceeds a threshold. If the edit is not performed, the prompt is only longer.
-const CONTEXT_EDITS: &[&str] = &["clear_thinking_", "clear_tool_uses_", "compact_"];
-const CONTEXT_EDITS_MAX: usize = 64;
-
 /// Removes all fields that control services of Anthropic's API from `fields`, and validates them.
 ///
 /// Errors: HTTP status 400 with the name of a field that requests an unsupported service.
@@ -37,7 +32,6 @@ pub(super) fn take(fields: &mut RequestFields) -> Result<(), ApiError> {
             return Err(ApiError::unsupported(*name, "is not supported by this server"));
         }
     }
-    context_management(fields)?;
     mcp_servers(fields)?;
     container(fields)?;
     for name in WITHOUT_EFFECT {
@@ -45,32 +39,6 @@ pub(super) fn take(fields: &mut RequestFields) -> Result<(), ApiError> {
             fields.accept_without_effect((*name).to_owned());
         }
     }
-    Ok(())
-}
-
-fn context_management(fields: &mut RequestFields) -> Result<(), ApiError> {
-    const NAME: &str = "context_management";
-    let Some(value) = fields.take(NAME) else { return Ok(()) };
-    let mut management = RequestFields::of(NAME.to_owned(), value)?;
-    let path = management.path("edits");
-    let edits = match management.take("edits") {
-        None => Vec::new(),
-        Some(JsonValue::List(edits)) if edits.len() <= CONTEXT_EDITS_MAX => edits,
-        Some(JsonValue::List(edits)) => {
-            let message = format!("at most {CONTEXT_EDITS_MAX} edits, got {}", edits.len());
-            return Err(ApiError::invalid(path, message));
-        }
-        Some(other) => return Err(wrong_type(path, "a list of edits", &other)),
-    };
-    for (index, edit) in edits.into_iter().enumerate() {
-        let mut edit = RequestFields::of(format!("{path}[{index}]"), edit)?;
-        let kind = edit.required_string("type")?;
-        if !CONTEXT_EDITS.iter().any(|prefix| kind.starts_with(prefix)) {
-            let message = "context edits of this type are not supported";
-            return Err(ApiError::unsupported(edit.path("type"), message));
-        }
-    }
-    fields.accept_without_effect(NAME.to_owned());
     Ok(())
 }
 
@@ -123,22 +91,11 @@ mod tests {
 
     #[test]
     fn fields_without_effect_are_named() {
-        let edits = r#"{"edits":[{"type":"clear_thinking_20251015","keep":"all"},
-            {"type":"clear_tool_uses_20250919"},{"type":"compact_20260112"}]}"#;
-        let body = format!(
-            r#"{{"context_management":{edits},"mcp_servers":[],"container":"c1","metadata":{{}},
-            "speed":"fast","inference_geo":"eu","service_tier":"auto","cache_control":{{}}}}"#
-        );
-        let names = taken(&body).unwrap();
-        let expected = [
-            "context_management",
-            "container",
-            "cache_control",
-            "inference_geo",
-            "metadata",
-            "service_tier",
-            "speed",
-        ];
+        let body = r#"{"mcp_servers":[],"container":"c1","metadata":{},"speed":"fast",
+            "inference_geo":"eu","service_tier":"auto","cache_control":{}}"#;
+        let names = taken(body).unwrap();
+        let expected =
+            ["container", "cache_control", "inference_geo", "metadata", "service_tier", "speed"];
         assert_eq!(names, expected);
         assert!(taken(r#"{"mcp_servers":[],"container":null}"#).unwrap().is_empty());
     }
@@ -150,12 +107,6 @@ mod tests {
             (r#"{"container":{"skills":[{"skill_id":"pdf"}]}}"#, "container.skills"),
             (r#"{"compaction":{"type":"summarize"}}"#, "compaction"),
             (r#"{"thread":{"type":"create"}}"#, "thread"),
-            (
-                r#"{"context_management":{"edits":[{"type":"rewrite_20300101"}]}}"#,
-                "context_management.edits[0].type",
-            ),
-            (r#"{"context_management":{"edits":[{}]}}"#, "context_management.edits[0].type"),
-            (r#"{"context_management":{"edits":{}}}"#, "context_management.edits"),
         ] {
             assert_eq!(taken(body).unwrap_err().param.as_deref(), Some(param), "{body}");
         }

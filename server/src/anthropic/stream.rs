@@ -1,6 +1,7 @@
 //! Event sequence of a streamed message: `message_start`, events of the content blocks, `message_delta`,
 //! `message_stop`.
 
+use super::context_edits::AppliedContextEdits;
 use super::error;
 use super::reply::{AnthropicReplyFormatter, AnthropicUsage, ContentBlock, stop, tool_input};
 use crate::api_error::ApiError;
@@ -49,12 +50,27 @@ enum ContentBlockDelta<'a> {
 #[derive(Serialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
 enum MessageStreamEvent<'a> {
-    MessageStart { message: super::reply::AnthropicMessage<'a> },
+    MessageStart {
+        message: super::reply::AnthropicMessage<'a>,
+    },
     Ping,
-    ContentBlockStart { index: u32, content_block: ContentBlock },
-    ContentBlockDelta { index: u32, delta: ContentBlockDelta<'a> },
-    ContentBlockStop { index: u32 },
-    MessageDelta { delta: Value, usage: AnthropicUsage },
+    ContentBlockStart {
+        index: u32,
+        content_block: ContentBlock,
+    },
+    ContentBlockDelta {
+        index: u32,
+        delta: ContentBlockDelta<'a>,
+    },
+    ContentBlockStop {
+        index: u32,
+    },
+    MessageDelta {
+        delta: Value,
+        usage: AnthropicUsage,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        context_management: Option<&'a AppliedContextEdits>,
+    },
     MessageStop,
 }
 
@@ -154,7 +170,9 @@ impl SseEventWriter for AnthropicEventWriter {
         self.close(out);
         let (reason, sequence) = self.end.as_ref().map_or((None, None), stop);
         let delta = json!({"stop_reason": reason, "stop_sequence": sequence});
-        MessageStreamEvent::MessageDelta { delta, usage: usage.into() }.write(out);
+        let context_management = self.reply.context_edits.as_ref();
+        let usage = usage.into();
+        MessageStreamEvent::MessageDelta { delta, usage, context_management }.write(out);
         MessageStreamEvent::MessageStop.write(out);
     }
 

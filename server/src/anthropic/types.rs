@@ -1,9 +1,12 @@
 //! Parses and validates the fields of an Anthropic Messages request.
 
+use super::context_edits::{AppliedContextEdits, RequestedContextEdits};
 use super::convert::AnthropicMessageConverter;
+use super::tool_use_clearing::PromptTokenCounter;
 use super::{service_fields, tools};
 use crate::api_error::ApiError;
 use crate::app::{AppState, ServingContext};
+use crate::openai::chat::generation_start::{prompt_fits, render};
 use crate::openai::chat::messages;
 use crate::openai::chat::tools::RequestTools;
 use crate::openai::chat::types::ChatCompletionRequest;
@@ -23,21 +26,55 @@ pub(super) struct AnthropicPromptParams {
     pub(super) thinking: Option<thinking_budget::RequestedThinkingBudget>,
     /// Structured output constraint (`output_config`).
     pub(super) format: Option<OutputConstraint>,
+    /// Context edits that were applied to the messages; `None` = the request has no `context_management`.
+    pub(super) context_edits: Option<AppliedContextEdits>,
 }
 
-/// Parses all fields of a Messages request.
+/// Validated Messages request.
+pub(super) struct AnthropicRequest {
+    pub(super) request: ChatCompletionRequest,
+    /// Context edits that were applied to the messages; `None` = the request has no `context_management`.
+    pub(super) context_edits: Option<AppliedContextEdits>,
+}
+
+/// Counts the tokens of a prompt by rendering and tokenising it.
+struct RenderedTokenCounter<'a> {
+    serving: &'a ServingContext,
+    /// Inputs of the chat template except for messages and tools.
+    input: &'a ChatInput,
+    tools: &'a Value,
+}
+
+impl RenderedTokenCounter<'_> {
+    fn with_messages(&self, messages: &Value) -> ChatInput {
+        ChatInput { messages: messages.clone(), tools: self.tools.clone(), ..self.input.clone() }
+    }
+}
+
+impl PromptTokenCounter for RenderedTokenCounter<'_> {
+    fn fits(&self, messages: &Value, tokens_max: usize) -> Result<bool, ApiError> {
+        prompt_fits(self.serving, self.with_messages(messages), tokens_max, "messages")
+    }
+
+    fn count(&self, messages: &Value) -> Result<usize, ApiError> {
+        let prompt = render(self.serving, self.with_messages(messages), false, "messages")?;
+        Ok(prompt.ids.len())
+    }
+}
+
+/// Parses all fields of a Messages request, and applies its context edits.
 ///
 /// Errors: HTTP status 400; the error names the invalid field.
 pub(super) fn take(
     fields: &mut RequestFields,
     app: &AppState,
     serving: &ServingContext,
-) -> Result<ChatCompletionRequest, ApiError> {
+) -> Result<AnthropicRequest, ApiError> {
     let Some(max_tokens) = fields.int("max_tokens", 1..=i64::from(u32::MAX))? else {
         return Err(ApiError::invalid("max_tokens", "is missing"));
     };
     let stops = fields.strings("stop_sequences", 256, 16)?;
-    let AnthropicPromptParams { input, tools, thinking, format } =
+    let AnthropicPromptParams { input, tools, thinking, format, context_edits } =
         AnthropicPromptParams::take(fields, app, serving)?;
     let mut params =
         CompletionParams::take(fields, &serving.field_bounds, &serving.sampling_defaults)?;
@@ -46,7 +83,7 @@ pub(super) fn take(
     params.max_tokens = Some(max_tokens as u32);
     params.check_min_tokens()?;
     params.stop.extend(stops.unwrap_or_default());
-    Ok(ChatCompletionRequest {
+    let request = ChatCompletionRequest {
         params,
         input,
         tools,
@@ -56,7 +93,8 @@ pub(super) fn take(
         prompt_field: "messages",
         effort_field: "output_config.effort",
         covers_messages: false,
-    })
+    };
+    Ok(AnthropicRequest { request, context_edits })
 }
 
 impl AnthropicPromptParams {
@@ -67,6 +105,7 @@ impl AnthropicPromptParams {
         serving: &ServingContext,
     ) -> Result<Self, ApiError> {
         service_fields::take(fields)?;
+        let edits = RequestedContextEdits::take(fields)?;
         let tools = tools::take(fields)?;
         let mut kwargs = messages::kwargs(fields)?;
         let (effort, format) = output_config(fields)?;
@@ -89,13 +128,15 @@ impl AnthropicPromptParams {
         for path in conversation.without_effect {
             fields.accept_without_effect(path);
         }
-        let input = ChatInput {
+        let mut input = ChatInput {
             messages: Value::Array(conversation.messages),
             add_generation_prompt: !continues,
             continue_final_message: continues,
             kwargs,
             ..ChatInput::default()
         };
+        let edited = edits.map(|edits| edit_messages(&edits, &mut input, &tools, serving));
+        let context_edits = edited.transpose()?;
         // Some agents set a thinking budget for every model. If the model has no reasoning parser, the
         // budget is accepted but has no effect.
         let (budget, unused) = match serving.parsers.reasoning {
@@ -106,8 +147,24 @@ impl AnthropicPromptParams {
             fields.accept_without_effect(unused.param.to_owned());
         }
         let thinking = budget.or(thinking_budget::RequestedThinkingBudget::take(fields)?);
-        Ok(Self { input, tools, thinking, format })
+        Ok(Self { input, tools, thinking, format, context_edits })
     }
+}
+
+/// Applies context edits to the messages of `input`.
+///
+/// Errors: an error of the chat template.
+fn edit_messages(
+    edits: &RequestedContextEdits,
+    input: &mut ChatInput,
+    tools: &RequestTools,
+    serving: &ServingContext,
+) -> Result<AppliedContextEdits, ApiError> {
+    let mut messages = input.messages.take();
+    let prompt = RenderedTokenCounter { serving, input, tools: &tools.template_value };
+    let applied = edits.apply(&mut messages, &prompt)?;
+    input.messages = messages;
+    Ok(applied)
 }
 
 /// Parses `output_config`: the reasoning effort, and the JSON schema of the output. The schema may also be in

@@ -79,7 +79,15 @@ fn request_of_a_coding_agent_is_served() {
     let reply = client.post("/v1/messages?beta=true", &body);
     assert_eq!(reply.status, 200, "{}", reply.json());
     assert_eq!(reply.json()["content"][0]["text"], "ok");
-    assert_eq!(ignored(&reply), expected);
+    let mut named = expected.to_vec();
+    named.insert(2, "output_config.effort");
+    assert_eq!(ignored(&reply), named);
+    assert_eq!(reply.json()["context_management"], json!({"applied_edits": []}));
+    let mut streamed = body.clone();
+    streamed["stream"] = json!(true);
+    let events = String::from_utf8(client.post(PATH, &streamed).body).unwrap();
+    let last = events.lines().find(|line| line.contains(r#""type":"message_delta""#)).unwrap();
+    assert!(last.ends_with(r#""context_management":{"applied_edits":[]}}"#), "{last}");
     let count = client.post("/v1/messages/count_tokens?beta=true", &body);
     assert_eq!(count.status, 200, "{}", count.json());
     assert_eq!(ignored(&count), expected);
@@ -147,6 +155,36 @@ fn parts_of_tool_results_reach_the_model() {
     ]);
     let prompt = "<system>S<user>a<assistant><tool>mcp__docs__find\nT\nD<assistant>";
     assert_prompt(&mut HttpClient::connect(server.address), &messages, prompt);
+}
+
+#[test]
+fn cleared_tool_results_are_not_in_the_prompt() {
+    let server = start(OPEN_TEMPLATE);
+    let mut client = HttpClient::connect(server.address);
+    let call = |id: &str| json!({"role": "assistant", "content": [{"type": "tool_use", "id": id, "name": "f", "input": {}}]});
+    let result = |id: &str, text: &str| json!({"role": "user", "content": [{"type": "tool_result", "tool_use_id": id, "content": text}]});
+    let user = json!({"role": "user", "content": "a"});
+    let long = "long ".repeat(50);
+    let messages = json!([user, call("t"), result("t", &long), call("u"), result("u", "short")]);
+    let mut body = json!({"system": "S", "messages": messages});
+    let count = "/v1/messages/count_tokens";
+    let original = client.post(count, &body).json()["input_tokens"].clone();
+    let one = json!({"type": "tool_uses", "value": 1});
+    let edit = json!({"type": "clear_tool_uses_20250919", "trigger": one, "keep": one});
+    body["context_management"] = json!({"edits": [edit]});
+    let counted = client.post(count, &body).json();
+    assert_eq!(counted["context_management"]["original_input_tokens"], original, "{counted}");
+    let prompt = "<system>S<user>a<assistant><tool>[This tool result was removed to shorten the \
+                  conversation.]<assistant><tool>short<assistant>";
+    let prompt = json!({"prompt": prompt, "add_special_tokens": false});
+    assert_eq!(counted["input_tokens"], client.post("/tokenize", &prompt).json()["count"]);
+    body["max_tokens"] = json!(4);
+    let reply = client.post(PATH, &body);
+    assert_eq!((reply.status, reply.header("x-hadron-ignored-fields")), (200, None));
+    let applied = &reply.json()["context_management"]["applied_edits"][0];
+    let cleared = original.as_u64().unwrap() - counted["input_tokens"].as_u64().unwrap();
+    let expected = json!({"type": "clear_tool_uses_20250919", "cleared_tool_uses": 1, "cleared_input_tokens": cleared});
+    assert_eq!(*applied, expected);
 }
 
 #[test]
