@@ -25,6 +25,7 @@ const TEMPLATE_MARKERS: &[(&str, ToolCallSyntax)] = &[
     ("<|tool_call|>", ToolCallSyntax::Granite),
     ("<|python_start|>", ToolCallSyntax::Pythonic),
     ("```tool_code", ToolCallSyntax::ToolCode),
+    ("<function_calls>", ToolCallSyntax::Olmo3),
     ("<function_call>", ToolCallSyntax::Granite20b),
     ("<function=", ToolCallSyntax::Qwen3Coder),
     ("<tool_call>", ToolCallSyntax::Hermes),
@@ -153,10 +154,10 @@ fn tool_call_syntax(
         | ModelArchitecture::Qwen3VlMoe
         | ModelArchitecture::GraniteMoeHybrid
         | ModelArchitecture::Olmo2
-        | ModelArchitecture::Olmo3
         | ModelArchitecture::SmolLm3
         | ModelArchitecture::GptOss => ToolCallSyntax::Hermes,
         ModelArchitecture::Granite => ToolCallSyntax::Granite,
+        ModelArchitecture::Olmo3 => ToolCallSyntax::Olmo3,
         ModelArchitecture::SeedOss => ToolCallSyntax::SeedOss,
         ModelArchitecture::Phi3 => ToolCallSyntax::Phi4Mini,
         ModelArchitecture::Gemma3 | ModelArchitecture::Gemma3Multimodal => ToolCallSyntax::ToolCode,
@@ -203,6 +204,7 @@ mod tests {
         assert_eq!(tool_calls(ModelArchitecture::Llama, ""), ToolCallSyntax::Llama3Json);
         assert_eq!(tool_calls(ModelArchitecture::Llama, "<tool_call>"), ToolCallSyntax::Hermes);
         assert_eq!(tool_calls(ModelArchitecture::Gemma3, ""), ToolCallSyntax::ToolCode);
+        assert_eq!(tool_calls(ModelArchitecture::Olmo3, ""), ToolCallSyntax::Olmo3);
         let distilled = "<｜tool▁calls▁begin｜>\n```json";
         assert_eq!(tool_calls(ModelArchitecture::Qwen2, distilled), ToolCallSyntax::DeepSeekV3);
         for (template, syntax) in [
@@ -215,6 +217,7 @@ mod tests {
             ("<|python_start|>", ToolCallSyntax::Pythonic),
             ("in ```tool_code fences", ToolCallSyntax::ToolCode),
             ("<function_call> {", ToolCallSyntax::Granite20b),
+            ("<function_calls>' + message['function_calls']", ToolCallSyntax::Olmo3),
             ("<|tool_call|>", ToolCallSyntax::Granite),
             ("<start_function_call>call:", ToolCallSyntax::FunctionGemma),
             ("<|tool_call>call:", ToolCallSyntax::Gemma4),

@@ -102,6 +102,7 @@ pub(super) fn apply(
         | ToolCallSyntax::DeepSeekV32
         | ToolCallSyntax::Pythonic
         | ToolCallSyntax::ToolCode
+        | ToolCallSyntax::Olmo3
         | ToolCallSyntax::FunctionGemma
         | ToolCallSyntax::Gemma4 => tool.clone(),
     };

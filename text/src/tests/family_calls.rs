@@ -1,6 +1,6 @@
 //! Tool calls of the model families, as their chat templates print them.
 
-use super::output_parsers::check;
+use super::output_parsers::{check, parser, run};
 use crate::{OutputParser, OutputPiece, OutputPieces};
 use crate::{ReasoningFamily, ReasoningParserOptions, ReasoningStart, ToolCallSyntax};
 use expect_test::expect;
@@ -89,6 +89,40 @@ fn kimi_k2_tool_calls() {
             end 1
         "#]],
     );
+}
+
+#[test]
+fn calls_between_function_calls_tags() {
+    let both = expect![[r#"
+        content "See."
+        call 0 weather
+          0 {"city": "Bo\"nn", "days": 3, "tags": ["a", {"b": null}]}
+        end 0
+        call 1 time
+          1 {"utc": true}
+        end 1
+        content " Done."
+    "#]];
+    let weather = "weather(city='Bo\"nn', days=3, tags=['a', {'b': None}])";
+    for calls in
+        [format!("{weather}\ntime(utc=true)"), format!("\n{weather}\n\n  time(utc=True)\n")]
+    {
+        let text = format!("See. <function_calls>{calls}</function_calls> Done.");
+        check(ToolCallSyntax::Olmo3, &text, &both);
+    }
+    for text in [
+        "<function_calls></function_calls>",
+        "<function_calls>unknown()</function_calls>",
+        "<function_calls>print(time())</function_calls>",
+        "<functions>time()</functions>",
+    ] {
+        let pieces = run(parser(ToolCallSyntax::Olmo3, None, u32::MAX), [text]);
+        let content = pieces.iter().map(|piece| match piece {
+            OutputPiece::Content(text) => text.to_owned(),
+            other => panic!("{other:?} in {text}"),
+        });
+        assert_eq!(content.collect::<String>(), text);
+    }
 }
 
 #[test]

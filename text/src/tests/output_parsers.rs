@@ -298,6 +298,7 @@ fn held_back_output_is_bounded() {
         (ToolCallSyntax::Pythonic, "[", " "),
         (ToolCallSyntax::Pythonic, "[", "x"),
         (ToolCallSyntax::Pythonic, "<|python_start|>", " "),
+        (ToolCallSyntax::Olmo3, "<function_calls>", "\n"),
         (ToolCallSyntax::Granite, "<tool_call>", " "),
         (ToolCallSyntax::Granite, "[{\"arguments\": {\"a\": \"", "x"),
         (ToolCallSyntax::Xlam, "```json", "\n"),

@@ -6,7 +6,7 @@ use crate::{OutputPiece, OutputPieces, ReasoningStart, ToolCallSyntax};
 use proptest::prelude::*;
 
 /// Fragments of every tool call syntax, so that random sequences of them are almost valid calls.
-const OUTPUT_FRAGMENTS: &[&str] = &[
+pub(super) const OUTPUT_FRAGMENTS: &[&str] = &[
     "<think>",
     "</think>",
     "<tool_call>",
@@ -76,6 +76,8 @@ const OUTPUT_FRAGMENTS: &[&str] = &[
     "<|python_start|>",
     "<|python_end|>",
     "```tool_code\n",
+    "<function_calls>",
+    "</function_calls>",
     "print(",
     "<function_call>",
     "<start_function_call>",
@@ -228,7 +230,7 @@ fn runs(pieces: &OutputPieces, output: &str) -> Vec<OutputSegment> {
 
 /// Checks that an output is exactly its content and the texts of its calls: each group of calls is parsed again
 /// from its text alone.
-fn check_sources(syntax: ToolCallSyntax, output: &str) -> Result<(), TestCaseError> {
+pub(super) fn check_sources(syntax: ToolCallSyntax, output: &str) -> Result<(), TestCaseError> {
     let parsed = |text: &str| runs(&run(parser(syntax, None, u32::MAX), [text]), text);
     let mut end = output.len();
     for one in parsed(output).iter().rev() {
@@ -254,7 +256,7 @@ fn check_sources(syntax: ToolCallSyntax, output: &str) -> Result<(), TestCaseErr
 
 /// Syntaxes whose parser drops only the text of calls. In the harmony format, all markers are dropped; its
 /// tests are in `harmony`.
-fn lossless_syntaxes() -> Vec<ToolCallSyntax> {
+pub(super) fn lossless_syntaxes() -> Vec<ToolCallSyntax> {
     let all = ToolCallSyntax::ALL.iter().copied();
     all.filter(|syntax| *syntax != ToolCallSyntax::Harmony).collect()
 }
@@ -293,7 +295,7 @@ proptest! {
 }
 
 /// Returns an output with two calls, and with content if the syntax allows content.
-fn valid_output(syntax: ToolCallSyntax) -> String {
+pub(super) fn valid_output(syntax: ToolCallSyntax) -> String {
     let json = |key: &str| {
         format!("{{\"name\": \"weather\", \"{key}\": {{\"city\": \"B\\n\", \"tags\": [1, {{}}]}}}}")
     };
@@ -333,6 +335,10 @@ fn valid_output(syntax: ToolCallSyntax) -> String {
         }
         ToolCallSyntax::ToolCode => {
             "a\n```tool_code\nweather(city='B\\n', tags=[1, {}])\nprint(weather(days=3))\n``` b"
+                .to_owned()
+        }
+        ToolCallSyntax::Olmo3 => {
+            "a <function_calls>weather(city='B\\n', tags=[1, {}])\nweather(days=3)</function_calls> b"
                 .to_owned()
         }
         ToolCallSyntax::Granite20b => {

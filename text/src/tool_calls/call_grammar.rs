@@ -6,7 +6,8 @@
 
 use super::delimited_calls::LABEL;
 use super::json_sections::{CallHeaderFormat, FENCE};
-use super::{ToolCallSyntax, ToolDefinition, hermes, mistral, pythonic};
+use super::pythonic::{self, CallBlockSyntax};
+use super::{ToolCallSyntax, ToolDefinition, hermes, mistral};
 use super::{delimited_grammar, harmony_grammar, python_grammar, tag_grammar};
 use grammar::TEXT_BYTES_MAX;
 use grammar::lark_text::{ANY, literal, up_to, without};
@@ -251,7 +252,12 @@ pub(super) fn delimiters(syntax: ToolCallSyntax, writer: &CallGrammarWriter<'_>)
         ToolCallSyntax::Mistral => delimiters("[TOOL_CALLS][", ", ", "]"),
         ToolCallSyntax::Pythonic | ToolCallSyntax::Xlam => delimiters("[", ", ", "]"),
         ToolCallSyntax::ToolCode => {
-            delimiters(&format!("{}\n", pythonic::TOOL_CODE), "\n", "\n```")
+            let CallBlockSyntax { open, close, .. } = pythonic::TOOL_CODE;
+            delimiters(&format!("{open}\n"), "\n", &format!("\n{close}"))
+        }
+        ToolCallSyntax::Olmo3 => {
+            let CallBlockSyntax { open, close, .. } = pythonic::FUNCTION_CALLS;
+            delimiters(open, "\n", close)
         }
         ToolCallSyntax::Granite if writer.has_special("<|tool_call|>") => {
             delimiters("<|tool_call|>[", ", ", "]")
@@ -334,7 +340,7 @@ pub(super) fn call_text(
         ToolCallSyntax::Llama3Json => {
             call(&format!("{{\"name\": \"{name}\", \"parameters\": "), "}")
         }
-        ToolCallSyntax::Pythonic | ToolCallSyntax::ToolCode => call(&format!("{name}("), ")"),
+        _ if syntax.is_pythonic() => call(&format!("{name}("), ")"),
         ToolCallSyntax::Harmony => harmony_grammar::call_header(name, writer),
         ToolCallSyntax::Granite20b => {
             call(&format!("{} {{\"name\": \"{name}\", \"arguments\": ", hermes::FUNCTION_CALL), "}")

@@ -181,7 +181,8 @@ impl FreeCallGrammarBuilder<'_> {
                 let names = names.collect::<Vec<_>>().join("|");
                 at_start(format!("\\[\\s*(?:{names})\\s*\\("), vec![pythonic::OPEN])
             }
-            ToolCallSyntax::ToolCode => marked(vec![self.list(pythonic::TOOL_CODE)]),
+            ToolCallSyntax::ToolCode => marked(vec![self.list(pythonic::TOOL_CODE.open)]),
+            ToolCallSyntax::Olmo3 => marked(vec![self.list(pythonic::FUNCTION_CALLS.open)]),
             ToolCallSyntax::Granite20b => marked(vec![single(hermes::FUNCTION_CALL, false)]),
             _ => marked(self.marker_openings()),
         }

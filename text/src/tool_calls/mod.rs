@@ -130,8 +130,9 @@ impl FamilyToolParser {
         match syntax {
             ToolCallSyntax::Llama3Json => Self::Llama(LlamaToolParser::new(names())),
             ToolCallSyntax::Mistral => Self::Mistral(MistralToolParser::default()),
-            ToolCallSyntax::Pythonic => Self::Pythonic(PythonicToolParser::new(names(), false)),
-            ToolCallSyntax::ToolCode => Self::Pythonic(PythonicToolParser::new(names(), true)),
+            ToolCallSyntax::Pythonic | ToolCallSyntax::ToolCode | ToolCallSyntax::Olmo3 => {
+                Self::Pythonic(PythonicToolParser::new(names(), syntax.call_block()))
+            }
             ToolCallSyntax::Granite20b => Self::Hermes(HermesToolParser::new(&hermes::GRANITE_20B)),
             ToolCallSyntax::Granite => Self::List(JsonListToolParser::new(&GRANITE, names())),
             ToolCallSyntax::Phi4Mini => Self::List(JsonListToolParser::new(&PHI4_MINI, names())),

@@ -5,6 +5,8 @@
 //!   Llama-4-Scout-17B-16E-Instruct.
 //! - A line `name(key="value")` or `print(name(key="value"))` per call in a fence ```` ```tool_code ````, as Gemma 3
 //!   writes it where the system prompt asks for it. Source: Google's guides to function calling with Gemma 3.
+//! - A line `name(key="value")` per call between `<function_calls>` and `</function_calls>`, in OLMo 3. Source:
+//!   the chat template of allenai/Olmo-3-7B-Instruct.
 
 use super::call_emitter::ToolCallEmitter;
 use super::call_object::{AllowedFunctionNames, CallParseStatus};
@@ -18,11 +20,24 @@ use crate::output_pieces::OutputPieceWriter;
 
 pub(super) const OPEN: &str = "<|python_start|>";
 pub(super) const CLOSE: &str = "<|python_end|>";
-/// Fence that opens calls written one per line.
-pub(super) const TOOL_CODE: &str = "```tool_code";
-/// Character that the closing code fence consists of, and the number of these characters.
-const FENCE: char = '`';
-const FENCE_CHARS: u8 = 3;
+
+/// Markers around calls that are written one per line.
+#[derive(Debug)]
+pub(super) struct CallBlockSyntax {
+    pub(super) open: &'static str,
+    /// Marker after the last call; ASCII.
+    pub(super) close: &'static str,
+    /// Whether the markers are a code fence: whitespace must follow `open`, and a call may be printed.
+    is_fence: bool,
+}
+
+/// Code fence of Gemma 3.
+pub(super) static TOOL_CODE: CallBlockSyntax =
+    CallBlockSyntax { open: "```tool_code", close: "```", is_fence: true };
+/// Tags of OLMo 3.
+pub(super) static FUNCTION_CALLS: CallBlockSyntax =
+    CallBlockSyntax { open: "<function_calls>", close: "</function_calls>", is_fence: false };
+
 /// Function that model-written code may apply to the result of a call.
 const PRINT: &str = "print";
 
@@ -30,9 +45,9 @@ const PRINT: &str = "print";
 enum PythonicState {
     /// The output is only whitespace so far.
     Start,
-    /// After `TOOL_CODE`: whitespace must follow.
+    /// After an opening fence: whitespace must follow.
     Fence,
-    /// After `OPEN`: the list must follow. After `TOOL_CODE` and whitespace: a call must follow.
+    /// After `OPEN`: the list must follow. In a block, before the first call: a call must follow.
     Lead,
     /// Before a call.
     Item,
@@ -47,8 +62,8 @@ enum PythonicState {
     NextArgument,
     /// After a call.
     NextCall,
-    /// Within the closing fence; the number of its characters read so far.
-    ClosingFence(u8),
+    /// Within the closing marker of a block; the number of its characters read so far.
+    Closing(usize),
     Text,
 }
 
@@ -56,8 +71,8 @@ enum PythonicState {
 #[derive(Debug, Clone)]
 pub(super) struct PythonicToolParser {
     names: AllowedFunctionNames,
-    /// Whether calls are written one per line in a fence.
-    in_fence: bool,
+    /// Markers around calls that are written one per line; `None` = calls are in a list.
+    block: Option<&'static CallBlockSyntax>,
     state: PythonicState,
     scanner: MarkerScanner,
     /// Whether an argument of the call has been emitted.
@@ -70,13 +85,16 @@ pub(super) struct PythonicToolParser {
 }
 
 impl PythonicToolParser {
-    /// Creates a parser of calls in a list, or, with `in_fence`, of calls written one per line in a code
-    /// fence. `names` are the names of the request's tools.
-    pub(super) fn new(names: AllowedFunctionNames, in_fence: bool) -> Self {
+    /// Creates a parser of calls in a list, or, with `block`, of calls written one per line. `names` are the
+    /// names of the request's tools.
+    pub(super) fn new(
+        names: AllowedFunctionNames,
+        block: Option<&'static CallBlockSyntax>,
+    ) -> Self {
         Self {
             names,
-            in_fence,
-            state: if in_fence { PythonicState::Text } else { PythonicState::Start },
+            block,
+            state: if block.is_some() { PythonicState::Text } else { PythonicState::Start },
             scanner: MarkerScanner::default(),
             has_arguments: false,
             closing: false,
@@ -113,7 +131,7 @@ impl PythonicToolParser {
             PythonicState::Start | PythonicState::Text => {
                 self.scanner.finish(|c| emitter.content(c, out));
             }
-            PythonicState::NextCall | PythonicState::ClosingFence(_) => {}
+            PythonicState::NextCall | PythonicState::Closing(_) => {}
             _ => self.reject_call(out.bytes_read, emitter, out),
         }
     }
@@ -129,10 +147,11 @@ impl PythonicToolParser {
                 self.state = PythonicState::Text;
             }
         }
-        if self.in_fence {
-            if self.scanner.push(c, &[TOOL_CODE], |c| emitter.content(c, out)).is_some() {
-                self.unparsed.open(TOOL_CODE, emitter, out);
-                (self.state, self.is_printed) = (PythonicState::Fence, false);
+        if let Some(CallBlockSyntax { open, is_fence, .. }) = self.block {
+            if self.scanner.push(c, &[open], |c| emitter.content(c, out)).is_some() {
+                self.unparsed.open(open, emitter, out);
+                self.state = if *is_fence { PythonicState::Fence } else { PythonicState::Lead };
+                self.is_printed = false;
             }
             return;
         }
@@ -189,12 +208,12 @@ impl PythonicToolParser {
             }
             PythonicState::Name(_) => CallParseStatus::Invalid,
             PythonicState::Fence if is_space(c) => self.go(PythonicState::Lead),
-            PythonicState::ClosingFence(_) => self.closing_fence(c),
+            PythonicState::Closing(_) => self.closing_marker(c),
             _ if is_space(c) => CallParseStatus::Continues,
-            PythonicState::Lead if self.in_fence && is_name_part(c) => {
+            PythonicState::Lead if self.block.is_some() && is_name_part(c) => {
                 self.go(PythonicState::Name(String::from(c)))
             }
-            PythonicState::Lead if !self.in_fence && c == '[' => self.go(PythonicState::Item),
+            PythonicState::Lead if self.block.is_none() && c == '[' => self.go(PythonicState::Item),
             PythonicState::Item if is_name_part(c) => self.go(PythonicState::Name(String::from(c))),
             PythonicState::Argument | PythonicState::NextArgument if c == ')' => {
                 emitter.arguments("}", out);
@@ -207,7 +226,7 @@ impl PythonicToolParser {
             }
             PythonicState::Equals if c == '=' => self.go(PythonicState::Value(Box::default())),
             PythonicState::NextArgument if c == ',' => self.go(PythonicState::Argument),
-            PythonicState::NextCall if self.in_fence => self.next_line(c),
+            PythonicState::NextCall if self.block.is_some() => self.next_line(c),
             PythonicState::NextCall if c == ',' => self.go(PythonicState::Item),
             PythonicState::NextCall if c == ']' => {
                 (self.state, self.closing) = (PythonicState::Text, true);
@@ -222,17 +241,23 @@ impl PythonicToolParser {
         match c {
             ')' if std::mem::take(&mut self.is_printed) => CallParseStatus::Continues,
             _ if self.is_printed => CallParseStatus::Invalid,
-            FENCE => self.go(PythonicState::ClosingFence(1)),
+            _ if self.close_marker().starts_with(c) => self.go(PythonicState::Closing(1)),
             c if is_name_part(c) => self.go(PythonicState::Name(String::from(c))),
             _ => CallParseStatus::Invalid,
         }
     }
 
-    fn closing_fence(&mut self, c: char) -> CallParseStatus {
+    /// Returns the closing marker of the block; empty if calls are in a list.
+    fn close_marker(&self) -> &'static str {
+        self.block.map_or("", |block| block.close)
+    }
+
+    fn closing_marker(&mut self, c: char) -> CallParseStatus {
+        let close = self.close_marker();
         match &mut self.state {
-            PythonicState::ClosingFence(count) if c == FENCE => {
+            PythonicState::Closing(count) if close[*count..].starts_with(c) => {
                 *count += 1;
-                if *count < FENCE_CHARS {
+                if *count < close.len() {
                     return CallParseStatus::Continues;
                 }
                 self.state = PythonicState::Text;
@@ -272,7 +297,8 @@ impl PythonicToolParser {
         out: &mut OutputPieceWriter<'_>,
     ) -> CallParseStatus {
         if self.names.as_ref().is_some_and(|names| !names.iter().any(|known| known == name)) {
-            if self.in_fence && name == PRINT && !std::mem::replace(&mut self.is_printed, true) {
+            let may_print = self.block.is_some_and(|block| block.is_fence);
+            if may_print && name == PRINT && !std::mem::replace(&mut self.is_printed, true) {
                 return self.go(PythonicState::Lead);
             }
             return CallParseStatus::Invalid;

@@ -4,6 +4,7 @@ use super::call_grammar::CallGrammarWriter;
 use super::delimited_calls::{FUNCTION_GEMMA, GEMMA4, GemmaCallSyntax};
 use super::harmony_grammar;
 use super::json_sections::{DEEPSEEK_V3, DEEPSEEK_V31, DeepSeekKimiSyntax, KIMI_K2};
+use super::pythonic::CallBlockSyntax;
 use super::tag_syntax::{DEEPSEEK_V32, GLM45, GLM47, MINIMAX_M2, QWEN3_CODER, SEED_OSS, TagSyntax};
 use super::{ToolDefinition, call_grammar, free_grammar, hermes, llama3_json, mistral, pythonic};
 use crate::harmony;
@@ -30,6 +31,8 @@ pub enum ToolCallSyntax {
     Pythonic,
     /// Python calls in a fence `tool_code`: Gemma 3.
     ToolCode,
+    /// Python calls between `<function_calls>` and `</function_calls>`: OLMo 3.
+    Olmo3,
     /// JSON after `[TOOL_CALLS]`: Mistral.
     Mistral,
     /// JSON in a code fence, between special tokens: DeepSeek V3, R1.
@@ -79,6 +82,7 @@ impl ToolCallSyntax {
         ("pythonic", Self::Pythonic),
         ("llama4_pythonic", Self::Pythonic),
         ("gemma3_tool_code", Self::ToolCode),
+        ("olmo3", Self::Olmo3),
         ("mistral", Self::Mistral),
         ("deepseek_v3", Self::DeepSeekV3),
         ("deepseek_v31", Self::DeepSeekV31),
@@ -123,6 +127,7 @@ impl ToolCallSyntax {
         Self::FunctionGemma,
         Self::Gemma4,
         Self::Harmony,
+        Self::Olmo3,
     ];
 
     /// Returns the format of tool call ids that this family's templates accept.
@@ -158,6 +163,7 @@ impl ToolCallSyntax {
             Self::Llama3Json => vec![llama3_json::TAG],
             Self::Pythonic => vec![pythonic::OPEN, pythonic::CLOSE],
             Self::ToolCode => Vec::new(),
+            Self::Olmo3 => vec![pythonic::FUNCTION_CALLS.open, pythonic::FUNCTION_CALLS.close],
             Self::Harmony => harmony::MARKERS.to_vec(),
             Self::Granite20b => vec![hermes::FUNCTION_CALL],
             Self::Mistral => vec![mistral::CALLS, mistral::CALL_ID, mistral::ARGS],
@@ -217,7 +223,7 @@ impl ToolCallSyntax {
         match self {
             Self::Hermes => Some(hermes::OPEN),
             Self::Granite20b => Some(hermes::FUNCTION_CALL),
-            Self::ToolCode => Some(pythonic::TOOL_CODE),
+            Self::ToolCode | Self::Olmo3 => self.call_block().map(|block| block.open),
             Self::Mistral => Some(mistral::CALLS),
             _ => self.section().map(|section| section.section_open),
         }
@@ -225,7 +231,16 @@ impl ToolCallSyntax {
 
     /// Whether calls have Python keyword arguments.
     pub(super) fn is_pythonic(self) -> bool {
-        matches!(self, Self::Pythonic | Self::ToolCode)
+        matches!(self, Self::Pythonic | Self::ToolCode | Self::Olmo3)
+    }
+
+    /// Returns the markers of a syntax with Python calls that are written one per line.
+    pub(super) fn call_block(self) -> Option<&'static CallBlockSyntax> {
+        match self {
+            Self::ToolCode => Some(&pythonic::TOOL_CODE),
+            Self::Olmo3 => Some(&pythonic::FUNCTION_CALLS),
+            _ => None,
+        }
     }
 
     /// Returns the tags of a syntax that writes values as plain text.
