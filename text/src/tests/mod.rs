@@ -9,6 +9,7 @@ mod free_calls;
 mod harmony;
 mod harmony_cuts;
 mod harmony_grammars;
+mod output_cuts;
 mod output_parsers;
 mod output_properties;
 mod random_output;

@@ -1,0 +1,97 @@
+//! Outputs of every tool call syntax that are cut at each position: into two chunks, which must not change the
+//! result, and at their end, which must lose no text.
+
+use super::output_parsers::{parser, run};
+use super::output_properties::{OUTPUT_FRAGMENTS, check_sources, lossless_syntaxes, valid_output};
+use crate::{OutputPiece, ReasoningStart, ToolCallSyntax};
+use proptest::prelude::*;
+
+/// Maximum length of a random output in bytes. The time of a test grows with the square of the length.
+const BYTES_MAX: usize = 160;
+
+/// Returns all positions at which `text` can be cut.
+fn cuts(text: &str) -> impl Iterator<Item = usize> {
+    (0..=text.len()).filter(|&at| text.is_char_boundary(at))
+}
+
+/// Checks that no cut of an output into two chunks changes its pieces.
+fn check_chunks(
+    syntax: ToolCallSyntax,
+    start: Option<ReasoningStart>,
+    text: &str,
+) -> Result<(), TestCaseError> {
+    let whole = run(parser(syntax, start, u32::MAX), [text]);
+    for at in cuts(text) {
+        let (head, tail) = text.split_at(at);
+        let parts = run(parser(syntax, start, u32::MAX), [head, tail]);
+        prop_assert_eq!(&parts, &whole, "{:?}: {:?} | {:?}", syntax, head, tail);
+    }
+    Ok(())
+}
+
+/// Checks that an output that ends at any position is exactly its content and the texts of its calls. A call
+/// that the end breaks counts as content with the call's text.
+fn check_ends(syntax: ToolCallSyntax, text: &str) -> Result<(), TestCaseError> {
+    cuts(text).try_for_each(|at| check_sources(syntax, &text[..at]))
+}
+
+/// Checks that the lines of all texts of a harmony output occur in the output, in order and without overlap.
+/// The parser drops markers and headers, and separates messages by line breaks.
+fn check_lines(text: &str) -> Result<(), TestCaseError> {
+    for end in cuts(text) {
+        let output = &text[..end];
+        let mut rest = output;
+        for piece in run(parser(ToolCallSyntax::Harmony, None, u32::MAX), [output]).iter() {
+            let (OutputPiece::Content(part)
+            | OutputPiece::Reasoning(part)
+            | OutputPiece::Arguments { text: part, .. }) = piece
+            else {
+                continue;
+            };
+            for line in part.split('\n') {
+                let Some(at) = rest.find(line) else {
+                    return Err(TestCaseError::fail(format!("{line:?} is not in {rest:?}")));
+                };
+                rest = &rest[at + line.len()..];
+            }
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn valid_outputs_are_lossless_at_every_cut() {
+    for &syntax in ToolCallSyntax::ALL {
+        let text = valid_output(syntax);
+        check_chunks(syntax, None, &text).unwrap();
+        check_chunks(syntax, Some(ReasoningStart::AtMarker), &text).unwrap();
+    }
+    for syntax in lossless_syntaxes() {
+        check_ends(syntax, &valid_output(syntax)).unwrap();
+    }
+    check_lines(&valid_output(ToolCallSyntax::Harmony)).unwrap();
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(128))]
+
+    #[test]
+    fn random_outputs_are_lossless_at_every_cut(
+        fragments in prop::collection::vec(prop::sample::select(OUTPUT_FRAGMENTS), 0..24),
+        syntax in prop::sample::select(ToolCallSyntax::ALL),
+    ) {
+        let mut text = String::new();
+        for fragment in fragments {
+            if text.len() + fragment.len() <= BYTES_MAX {
+                text += fragment;
+            }
+        }
+        check_chunks(syntax, None, &text)?;
+        check_chunks(syntax, Some(ReasoningStart::Inside), &text)?;
+        if syntax == ToolCallSyntax::Harmony {
+            check_lines(&text)?;
+        } else {
+            check_ends(syntax, &text)?;
+        }
+    }
+}
