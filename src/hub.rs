@@ -81,6 +81,17 @@ pub enum HubError {
     /// The name is neither an existing folder nor `name` or `owner/name`.
     #[error("{0}: neither a model folder nor a hub id such as owner/name")]
     InvalidId(String),
+    /// The name has no owner, is no folder, and was not obtained from the hub.
+    #[error(
+        "{name}: there is no such folder in the working directory, and hub ids have the form owner/name: \
+         {reason}"
+    )]
+    OwnerMissing {
+        /// Name of the model.
+        name: String,
+        /// Reason why the hub did not send the model.
+        reason: Box<HubError>,
+    },
     /// The name is a file.
     #[error(
         "{0} is a file; MODEL is a folder with config.json, a tokenizer and safetensors files. GGUF and \
@@ -153,6 +164,19 @@ pub enum HubError {
     CacheFolderUnknown,
 }
 
+impl HubError {
+    /// Whether another hub id may avoid the error.
+    fn is_about_id(&self) -> bool {
+        matches!(
+            self,
+            Self::Unreachable { .. }
+                | Self::NotFound { .. }
+                | Self::Denied { .. }
+                | Self::Offline { .. }
+        )
+    }
+}
+
 /// Settings for access to the hub and for its cache.
 #[derive(Debug, Clone)]
 pub struct HubOptions {
@@ -209,8 +233,14 @@ pub fn resolve(
     if !model.split('/').all(is_plain) || Path::new(model).exists() {
         return Err(HubError::InvalidId(model.to_owned()));
     }
-    HubRepository::new(model, revision, HubOptions::new(environment, download_dir)?)?
-        .fetch(file_set)
+    let fetched = HubRepository::new(model, revision, HubOptions::new(environment, download_dir)?)?
+        .fetch(file_set);
+    match fetched {
+        Err(reason) if !model.contains('/') && reason.is_about_id() => {
+            Err(HubError::OwnerMissing { name: model.to_owned(), reason: Box::new(reason) })
+        }
+        fetched => fetched,
+    }
 }
 
 /// A model repository of the hub at one revision.
@@ -363,7 +393,10 @@ impl HubRepository {
             if let Some(permanent) = status(&error).and_then(|s| self.permanent_error(what, s)) {
                 return Err(permanent);
             }
-            if attempt == ATTEMPTS_MAX {
+            // A name without an owner is rarely a hub id, so the first failure to reach the hub is reported.
+            let is_unlikely =
+                what == FILE_LIST && status(&error).is_none() && !self.id.contains('/');
+            if attempt == ATTEMPTS_MAX || is_unlikely {
                 return Err(match (what, status(&error)) {
                     (FILE_LIST, None) => HubError::Unreachable {
                         id: self.id.clone(),

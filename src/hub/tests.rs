@@ -318,3 +318,37 @@ fn invalid_ids_are_never_requested() {
     let found = resolve(path, None, HubFileSet::Everything, &environment, None).unwrap();
     assert_eq!(found, dir.path());
 }
+
+#[test]
+fn names_without_owner_are_requested_once() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let endpoint = format!("http://{}", listener.local_addr().unwrap());
+    // The thread closes each connection without a response, and ends when the test connects itself.
+    let connections = std::thread::spawn(move || {
+        let streams = listener.incoming().map_while(Result::ok);
+        let received = streams.map(|mut stream| {
+            let mut first = [0];
+            std::io::Read::read(&mut stream, &mut first).unwrap_or(0)
+        });
+        received.take_while(|&count| count > 0).count()
+    });
+    let dir = tempfile::tempdir().unwrap();
+    let environment = |hub_offline| ProcessEnvironment {
+        hub_endpoint: Some(endpoint.clone()),
+        hub_cache: Some(dir.path().to_owned()),
+        hub_offline,
+        ..ProcessEnvironment::default()
+    };
+    let error_of = |hub_offline| {
+        resolve("no-such-name", None, HubFileSet::Everything, &environment(hub_offline), None)
+            .unwrap_err()
+    };
+    for (is_offline, reason) in [(false, "cannot be reached"), (true, "HF_HUB_OFFLINE")] {
+        let error = error_of(is_offline);
+        assert!(matches!(error, HubError::OwnerMissing { .. }), "{error}");
+        let message = error.to_string();
+        assert!(message.contains("owner/name") && message.contains(reason), "{message}");
+    }
+    drop(std::net::TcpStream::connect(endpoint.trim_start_matches("http://")).unwrap());
+    assert_eq!(connections.join().unwrap(), 1);
+}
