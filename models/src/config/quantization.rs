@@ -13,6 +13,7 @@ pub use module_pattern::ModulePattern;
 
 use super::json_fields::JsonFields;
 use super::{ModelArchitecture, ModelConfigError};
+use std::collections::BTreeSet;
 use std::path::Path;
 
 /// Number of rows and of columns of the weight blocks that have one scale each, in block-quantised
@@ -48,6 +49,8 @@ pub enum QuantizationTarget {
     Linear,
     /// Layers with a name.
     Named(ModulePattern),
+    /// The modules with these names, and all layers within them.
+    Listed(BTreeSet<String>),
 }
 
 /// Quantisation format of the weights and activations of a linear layer.
@@ -162,8 +165,14 @@ impl QuantizationConfig {
     /// the result is the format that the layer would otherwise have.
     #[must_use]
     pub fn of_layer(&self, names: &[&str]) -> Option<LayerQuantization> {
-        let selects = |p: &ModulePattern| names.iter().any(|name| p.selects(name));
-        let names = |target: &QuantizationTarget| matches!(target, QuantizationTarget::Named(p) if selects(p));
+        let names = |target: &QuantizationTarget| match target {
+            QuantizationTarget::Linear => false,
+            QuantizationTarget::Named(pattern) => names.iter().any(|name| pattern.selects(name)),
+            QuantizationTarget::Listed(listed) => names.iter().any(|name| {
+                let ends = name.match_indices('.').map(|(at, _)| at).chain([name.len()]);
+                ends.into_iter().any(|end| listed.contains(&name[..end]))
+            }),
+        };
         let is_linear = |target: &QuantizationTarget| *target == QuantizationTarget::Linear;
         let named = self.groups.iter().find(|group| group.targets.iter().any(names));
         let linear = || self.groups.iter().find(|group| group.targets.iter().any(is_linear));

@@ -122,6 +122,37 @@ fn modelopt_is_read_from_both_files() {
     assert_eq!(from_dir(json!({})).unwrap().quantization, None);
 }
 
+#[test]
+fn modelopt_lists_the_layers_of_mixed_precision() {
+    let layers = json!({
+        Q: {"quant_algo": "FP8"},
+        "model.layers.1.mlp.experts": {"quant_algo": "FP8_PER_CHANNEL_PER_TOKEN"},
+        "model.layers.0.mlp.down_proj": {"quant_algo": "FP8"},
+    });
+    let config = json!({"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION",
+        "kv_cache_quant_algo": "FP8", "quantized_layers": layers, "exclude_modules": ["lm_head"]});
+    let mixed = read(config.clone()).unwrap();
+    let format = |name: &str| mixed.of_layer(&[name]).map(|f| (f.scales, f.activations));
+    assert_eq!(format(Q), Some((Tensor, Static)));
+    assert_eq!(format("model.layers.0.mlp.down_proj"), Some((Tensor, Static)));
+    assert_eq!(format("model.layers.1.mlp.experts.3.up_proj"), Some((Channels, Dynamic)));
+    assert_eq!(format("model.layers.0.mlp.up_proj"), None);
+    assert_eq!(format("model.layers.10.mlp.experts.3.up_proj"), None);
+    assert!(mixed.ignores("lm_head"));
+
+    let with_layers =
+        |layers: Value| error(with(config.clone(), json!({"quantized_layers": layers})));
+    let four_bits = with_layers(json!({Q: {"quant_algo": "NVFP4", "group_size": 16}}));
+    assert!(four_bits.starts_with(&format!("quantized_layers.{Q}.")), "{four_bits}");
+    let four_bits = with_layers(json!({Q: {"quant_algo": "W4A8_AWQ"}}));
+    expect![[r#"quantized_layers.model.layers.0.self_attn.q_proj.quant_algo`: "W4A8_AWQ" is not supported: FP8 and FP8_PER_CHANNEL_PER_TOKEN are"#]]
+        .assert_eq(&four_bits);
+    let absent = read(with(config.clone(), json!({"quantized_layers": null}))).unwrap_err();
+    assert!(absent.contains("quantized_layers"), "{absent}");
+    let uniform = error(with(config, json!({"quant_algo": "FP8"})));
+    assert!(uniform.starts_with("quantized_layers`"), "{uniform}");
+}
+
 /// A group that selects a layer by name takes precedence over a group of all linear layers.
 #[test]
 fn groups_select_layers_by_name_then_by_class() {

@@ -8,6 +8,7 @@ use super::{
     ActivationScheme, CheckpointScaleGranularity, LayerQuantization, ModulePattern,
     QuantizationConfig, QuantizationGroup, QuantizationTarget, expect_text,
 };
+use std::collections::BTreeSet;
 use std::path::Path;
 
 /// Known fields of `quantization_config` in the format `modelopt`. `producer` contains the ModelOpt version.
@@ -20,29 +21,70 @@ const FIELDS: &[&str] = &[
     "ignore",
     "exclude_modules",
     "producer",
+    LAYERS,
 ];
 const ALGORITHM: &str = "quant_algo";
+/// Algorithm of a checkpoint whose layers have algorithms of their own, in the object `LAYERS`.
+const MIXED: &str = "MIXED_PRECISION";
+const LAYERS: &str = "quantized_layers";
 
 pub(super) fn read(object: &JsonFields) -> Result<QuantizationConfig, ModelConfigError> {
     object.reject_unknown(FIELDS)?;
     object.reject_disagreement("ignore", object, "exclude_modules")?;
     check_kv_cache_scheme(object)?;
     expect_text(object, "kv_cache_quant_algo", &["FP8"])?;
-    let format = match object.text(ALGORITHM)? {
-        Some("FP8") => format(CheckpointScaleGranularity::Tensor, ActivationScheme::Static),
-        Some("FP8_PER_CHANNEL_PER_TOKEN") => {
-            format(CheckpointScaleGranularity::Channels, ActivationScheme::Dynamic)
-        }
-        _ => return Err(object.unsupported(ALGORITHM, "FP8 and FP8_PER_CHANNEL_PER_TOKEN are")),
-    };
+    let mut ignored = ModulePattern::list(object, "ignore", ModulePattern::glob)?;
+    ignored.extend(ModulePattern::list(object, "exclude_modules", ModulePattern::glob)?);
+    if object.text(ALGORITHM)? == Some(MIXED) {
+        return Ok(QuantizationConfig { groups: listed_groups(object)?, ignored });
+    }
+    if object.value(LAYERS).is_some() {
+        return Err(object.unsupported(LAYERS, "only with quant_algo MIXED_PRECISION it is"));
+    }
+    let format = format_of(object)?;
     let expected = QuantizationGroup { targets: vec![QuantizationTarget::Linear], format };
     if groups(object)?.iter().any(|group| *group != expected) {
         let why = "only one group of all linear layers in the format of quant_algo is";
         return Err(object.unsupported("config_groups", why));
     }
-    let mut ignored = ModulePattern::list(object, "ignore", ModulePattern::glob)?;
-    ignored.extend(ModulePattern::list(object, "exclude_modules", ModulePattern::glob)?);
     Ok(QuantizationConfig::uniform(format, ignored))
+}
+
+/// Returns one group per format of the layers in `quantized_layers`. Layers that are not listed are not
+/// quantised.
+///
+/// Errors: a layer has an algorithm that is not supported; the error names the layer.
+fn listed_groups(object: &JsonFields) -> Result<Vec<QuantizationGroup>, ModelConfigError> {
+    if object.value("config_groups").is_some() {
+        return Err(object.unsupported("config_groups", "with MIXED_PRECISION only its absence is"));
+    }
+    let layers = object.object(LAYERS)?.ok_or_else(|| object.missing(LAYERS))?;
+    let mut formats: Vec<(LayerQuantization, BTreeSet<String>)> = Vec::new();
+    for name in layers.names() {
+        let layer = layers.object(name)?.ok_or_else(|| layers.missing(name))?;
+        layer.reject_unknown(&[ALGORITHM])?;
+        let format = format_of(&layer)?;
+        match formats.iter_mut().find(|(known, _)| *known == format) {
+            Some((_, names)) => drop(names.insert(name.to_owned())),
+            None => formats.push((format, BTreeSet::from([name.to_owned()]))),
+        }
+    }
+    let group = |(format, names)| QuantizationGroup {
+        targets: vec![QuantizationTarget::Listed(names)],
+        format,
+    };
+    Ok(formats.into_iter().map(group).collect())
+}
+
+/// Returns the format of the algorithm in `object`.
+fn format_of(object: &JsonFields) -> Result<LayerQuantization, ModelConfigError> {
+    match object.text(ALGORITHM)? {
+        Some("FP8") => Ok(format(CheckpointScaleGranularity::Tensor, ActivationScheme::Static)),
+        Some("FP8_PER_CHANNEL_PER_TOKEN") => {
+            Ok(format(CheckpointScaleGranularity::Channels, ActivationScheme::Dynamic))
+        }
+        _ => Err(object.unsupported(ALGORITHM, "FP8 and FP8_PER_CHANNEL_PER_TOKEN are")),
+    }
 }
 
 /// Reads `hf_quant_config.json` at `path`, and returns the configuration `own` of `config.json` or, if there
