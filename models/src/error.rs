@@ -249,9 +249,6 @@ pub enum StoredTensorError {
     /// A scale is stored under two names, and the two values differ.
     #[error("differs from `{0}`, which is another name of this scale")]
     ScaleSpelling(String),
-    /// A fused tensor with all experts of a layer has static activation scales, which are not supported.
-    #[error("contains the experts of a layer, whose static activation scales are not supported")]
-    StaticExperts,
     /// The stored LM head differs from the embedding that it is tied to.
     #[error("differs from the embedding, but tie_word_embeddings is true")]
     TiedHead,

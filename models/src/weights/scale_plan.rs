@@ -53,7 +53,15 @@ pub(super) fn locate_scales(
             let name = assign(checkpoint, &spec.input_scale_names(), coverage)?;
             let stored = name.as_ref().and_then(|name| Some((name, checkpoint.get(name)?)));
             let Some((name, stored)) = stored else { return Ok(None) };
-            check(checkpoint, name, &vec![1; stored.shape.len()], AllowedDTypes::Float)?;
+            // Fused experts have one scale for all experts, or one per expert. All experts of a layer use the
+            // largest, as unfused experts do.
+            let mut shape = vec![1; stored.shape.len()];
+            if let (Some([experts, ..]), Some(first)) = (of_experts, shape.first_mut())
+                && stored.shape.first() != Some(&1)
+            {
+                *first = experts;
+            }
+            check(checkpoint, name, &shape, AllowedDTypes::Float)?;
             ActivationScaling::Static(stored_scale(checkpoint, name, stored)?)
         }
     };

@@ -10,7 +10,6 @@ use super::header::StoredDType;
 use super::mxfp4::locate_mxfp4;
 use super::scale_plan::{MissingAndUsedTensors, locate_scales};
 use super::stored_names::{family_name, is_vision_tensor};
-use crate::config::ActivationScheme;
 use crate::error::StoredTensorError;
 use crate::sharding::WeightSlice;
 use crate::synth::SynthDistribution;
@@ -233,11 +232,6 @@ fn locate_fused(
 ) -> Result<WeightLocation, ModelLoadError> {
     let allowed = if spec.may_be_fp8() { AllowedDTypes::Fp8 } else { AllowedDTypes::Float };
     let (_, dtype) = check(checkpoint, &fused.name, &fused.shape(&spec.shape), allowed)?;
-    let activations = spec.scales.as_ref().map(|scales| scales.format.activations);
-    let is_static = activations == Some(ActivationScheme::Static);
-    if is_static && fused.experts.is_some() && dtype == StoredDType::F8E4M3 {
-        return Err(checkpoint.fault(&fused.name, StoredTensorError::StaticExperts));
-    }
     let count = fused.rows;
     let matrix_bytes = count * spec.matrix()[1] * dtype.bytes() as usize;
     let bytes = fused.matrix * matrix_bytes..(fused.matrix + 1) * matrix_bytes;

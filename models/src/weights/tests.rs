@@ -286,6 +286,44 @@ fn fuse_fp8(
     }
 }
 
+/// Static activation scales of fused experts: one per expert, one for all, and a wrong number of them.
+#[test]
+fn fused_fp8_experts_use_their_largest_static_scale() {
+    let mut config: Value = serde_json::from_str(&tiny_json("Qwen3MoeForCausalLM")).unwrap();
+    config["quantization_config"] = json!({"quant_method": "fp8", "activation_scheme": "static"});
+    let folder = TestCheckpointFolder::of(&config.to_string(), u64::MAX);
+    let expert = |e: usize, part: &str| format!("model.layers.1.mlp.experts.{e}.{part}_proj");
+    let of = |found: &BTreeMap<String, WeightLocation>, part: &str| {
+        [0, 3].map(|e| found[&format!("{}.weight", expert(e, part))].activation_scaling)
+    };
+    let separate = folder.locate().unwrap();
+    folder.edit(|t| {
+        for (fused, parts) in [("gate_up", &["gate", "up"][..]), ("down", &["down"])] {
+            let mut scales: Vec<u8> = Vec::new();
+            for e in 0..4 {
+                let mut take =
+                    |part: &str| t.remove(&format!("{}.input_scale", expert(e, part))).unwrap().2;
+                let scale = |bytes: &Vec<u8>| f32::from_le_bytes(bytes[..4].try_into().unwrap());
+                let taken: Vec<f32> = parts.iter().map(|part| scale(&take(part))).collect();
+                scales.extend(taken.into_iter().fold(0.0, f32::max).to_le_bytes());
+            }
+            let name = format!("model.layers.1.mlp.experts.{fused}_proj.input_scale");
+            t.insert(name, ("F32".into(), vec![4], scales));
+        }
+        fuse_fp8(t, "_scale_inv", |_, _, parts| (vec![1, 1], parts[0].clone()));
+    });
+    let found = folder.locate().unwrap();
+    for part in ["gate", "up", "down"] {
+        assert_eq!(of(&found, part), of(&separate, part), "{part}");
+        assert!(matches!(of(&found, part)[0], ActivationScaling::Static(_)));
+    }
+    let down = "model.layers.1.mlp.experts.down_proj.input_scale";
+    folder.edit(|t| drop(t.insert(down.into(), ("F32".into(), vec![], 3f32.to_le_bytes().into()))));
+    assert_eq!(of(&folder.locate().unwrap(), "down"), [ActivationScaling::Static(3.0); 2]);
+    folder.edit(|t| drop(t.insert(down.into(), ("F32".into(), vec![3], vec![0; 12]))));
+    expect!["DIR/model.safetensors: tensor `model.layers.1.mlp.experts.down_proj.input_scale`: shape [3], but the configuration requires [4]"].assert_eq(&folder.error());
+}
+
 /// Transposes the fused experts of layer 1 and their scales, and gives them the names of Qwen3-VL-MoE.
 fn transpose_experts(t: &mut BTreeMap<String, (String, Vec<u64>, Vec<u8>)>) {
     for (name, (dtype, shape, bytes)) in t.iter_mut().filter(|(name, _)| name.contains(".experts."))
