@@ -21,7 +21,8 @@ pub struct ContextOverflow {
 }
 
 impl ContextOverflow {
-    /// Returns the error message in the wording of OpenAI's API.
+    /// Returns the error message in the wording of OpenAI's API, and the value of `code`: recent versions of the
+    /// openai package show only the message, in which langchain-openai searches for the code.
     pub fn openai_message(&self) -> String {
         let Self { prompt_tokens, max_tokens, context_length, .. } = self;
         let total = prompt_tokens + u64::from(*max_tokens);
@@ -29,7 +30,8 @@ impl ContextOverflow {
         format!(
             "This model's maximum context length is {context_length} tokens. However, you requested \
              {bound}{total} tokens ({bound}{prompt_tokens} in the messages, {max_tokens} in the \
-             completion). Please reduce the length of the messages or completion."
+             completion). Please reduce the length of the messages or completion. \
+             ({CONTEXT_LENGTH_EXCEEDED})"
         )
     }
 
@@ -88,7 +90,7 @@ mod tests {
             openai["error"]["message"],
             "This model's maximum context length is 4096 tokens. However, you requested 5016 tokens \
              (5000 in the messages, 16 in the completion). Please reduce the length of the messages \
-             or completion."
+             or completion. (context_length_exceeded)"
         );
         assert_eq!(openai["error"]["code"], "context_length_exceeded");
         assert_eq!(openai["error"]["param"], "messages");
@@ -108,9 +110,8 @@ mod tests {
         );
     }
 
-    /// Texts by which clients recognise the errors, in lower case: litellm 1.110
-    /// (`is_error_str_context_window_exceeded`), langchain-openai and langchain-anthropic 1.7, Claude Code 2.1,
-    /// OpenRouter's and Groq's patterns in pi-ai.
+    /// Texts by which clients recognise the errors, in lower case: Claude Code 2.1, OpenRouter's and Groq's
+    /// patterns in pi-ai. `tests/conformance/clients/overflow_errors.py` runs the code of litellm and LangChain.
     #[test]
     fn clients_recognise_the_errors() {
         let contains = |body: &Value, words: &[&str]| {
@@ -127,7 +128,7 @@ mod tests {
                     "this model's maximum context length is",
                     "maximum context length is 4096 tokens",
                     "\"code\": \"context_length_exceeded\"",
-                    "context_length_exceeded",
+                    "completion. (context_length_exceeded)",
                     "reduce the length of the messages",
                 ],
             );

@@ -268,7 +268,7 @@ fn overlong_prompts_are_rejected_without_tokenizing() {
         let start = "This model's maximum context length is 4096 tokens. However, you requested at \
             least ";
         assert!(message.starts_with(start), "{message}");
-        assert!(message.ends_with("reduce the length of the messages or completion."), "{message}");
+        assert!(message.ends_with("or completion. (context_length_exceeded)"), "{message}");
         assert_eq!(error["code"], "context_length_exceeded");
         assert_eq!(error["param"], field);
     }
