@@ -7,7 +7,7 @@ default:
 check:
     .ci/run
 
-# Measure the time of the gate's steps, with an empty and with a warm build folder; writes tests/bench/results/cpu/gate.md.
+# Measure the time of the gate's steps, with an empty and with a warm build folder; writes the measured part of tests/bench/results/cpu/gate.md.
 gate-times:
     tests/bench/gate/times.py
 
