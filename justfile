@@ -31,9 +31,10 @@ emulated:
 cubins COMMIT:
     kernels/csrc/cubins.py {{COMMIT}}
 
-# Run the GPU tests on emulated machine code of gfx942 and gfx950, without a GPU; results: tests/bench/results/cpu/amd_isa.md.
-amd-isa:
-    kernels/tests/amd_isa.py --all
+# Run the GPU tests on emulated machine code of gfx942 and gfx950, four orders of wavefronts each, without a GPU; results: tests/bench/results/cpu/amd_isa.md.
+# Fails if LDS bank conflicts of a kernel grew; `just amd-isa --accept` records them.
+amd-isa *ARGS:
+    kernels/tests/amd_isa.py --all {{ARGS}}
 
 # Test every kernel variant under AddressSanitizer and ThreadSanitizer.
 sanitized *TESTS:

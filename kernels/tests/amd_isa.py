@@ -1,8 +1,11 @@
 #!/usr/bin/env python3
 """Runs the GPU tests on emulated AMD machine code (gfx942, gfx950), which clang-22 generates from the kernels.
 
-    amd_isa.py --turn N        one architecture, selected by N; N is also the seed of the order of wavefronts
-    amd_isa.py --all [PAGE]    both architectures; writes the results to PAGE (default: RESULTS below)
+    amd_isa.py --turn N                 one architecture and one of four orders of wavefronts, selected by N
+    amd_isa.py --all [--accept] [PAGE]  both architectures, four orders each; writes the results to PAGE (default: RESULTS below)
+
+`--all` fails, and leaves PAGE as it is, if the cycles of a kernel's LDS accesses, divided by those without bank conflicts,
+exceed the ratio in PAGE by more than LDS_TOLERANCE. With `--accept` it writes the larger ratio.
 
 Compiled kernels are kept in Cargo's target folder. Needs (Debian): clang-22 lld-22 llvm-22.
 """
@@ -13,6 +16,9 @@ RESULTS = ROOT / "tests/bench/results/cpu/amd_isa.md"
 ARCHITECTURES = ["gfx942", "gfx950"]
 # The tests of one-shot all-reduces, whose kernels run on several emulated GPUs, are in the crate `collectives`.
 SUITES = [["--test", "gpu"], ["--test", "devices"]]
+# Seeds of the four orders of wavefronts (`order` in kernels/emu/isa/workgroup.cpp). The page has the counters of the first.
+SEEDS = range(4)
+LDS_TOLERANCE = 0.1
 Run = collections.namedtuple("Run", "passed seconds counters")
 
 
@@ -65,23 +71,62 @@ def text_of(command):
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
 
 
+def lds_ratio(n):
+    """LDS cycles of a kernel divided by those without bank conflicts, rounded as in the page; None without LDS accesses.
+    `n`: as in row()."""
+    cycles, ideal = n[16:18]
+    return round(cycles / ideal, 2) if ideal else None
+
+
+def recorded_lds_ratios(path):
+    """Returns the ratios in the last column of a page by architecture and kernel; none if the page does not exist."""
+    found, arch = {}, None
+    for line in path.read_text().splitlines() if path.exists() else []:
+        if line.startswith("## "):
+            arch = line.removeprefix("## ")
+        elif line.startswith("| `") and not line.endswith("| – |"):
+            cells = line.strip("| ").split(" | ")
+            found[arch, cells[0].strip("`")] = float(cells[-1])
+    return found
+
+
+def grown_lds_ratios(recorded, runs):
+    """Returns a text for each kernel with more bank conflicts than recorded."""
+    new = {(arch, kernel): lds_ratio(n) for arch, results in runs.items() for kernel, n in results[0].counters.items()}
+    return [f"{arch}, {kernel}: {ratio:.2f}, recorded is {recorded[arch, kernel]:.2f}"
+            for (arch, kernel), ratio in sorted(new.items())
+            if ratio is not None and (arch, kernel) in recorded and ratio > recorded[arch, kernel] + LDS_TOLERANCE + 1e-9]
+
+
 def page(runs):
+    """The page of `runs`: by architecture, a Run for each of SEEDS."""
     compiler = text_of(["clang-22", "--version"]).splitlines()[0]
     lines = [
         "# GPU tests on emulated AMD machine code", "",
         "No AMD GPU was used. clang compiles the kernels, and the emulator (`kernels/emu/isa`) runs the generated instructions:",
         "[AMD status](../../../../docs/amd-status.md).", "",
         f"- {time.strftime('%Y-%m-%d')}, commit {text_of(['git', 'rev-parse', '--short=8', 'HEAD'])}, {compiler}. Command: `just amd-isa`.",
-        *(f"- {arch}: {run.passed} tests passed, {len(run.counters)} kernels ran; {run.seconds:.0f} s." for arch, run in runs.items()),
+        *(f"- {arch}: {results[0].passed} tests passed in each of {len(results)} orders of wavefronts, {len(results[0].counters)} kernels ran; "
+          f"{', '.join(f'{result.seconds:.0f}' for result in results)} s." for arch, results in runs.items()),
         "- Tests of paths that exist on NVIDIA only (TMA, WGMMA) return early and count as passed.", "",
-        "Columns: instructions per wavefront, over all launches of the tests, which are small. *In flight*: vector memory operations in",
+        "Columns: instructions per wavefront in the first order, over all launches of the tests, which are small. *In flight*: vector memory operations in",
         "flight at each wait for them. *LDS*: cycles of LDS accesses, divided by those without bank conflicts (32 banks).",
     ]
-    for arch, result in runs.items():
+    for arch, results in runs.items():
         lines += ["", f"## {arch}", "", "| kernel | wavefronts | VALU | SALU | MFMA cycles | loads | in flight | LDS |",
                   "|---|--:|--:|--:|--:|--:|--:|--:|"]
-        lines += [row(kernel, numbers) for kernel, numbers in sorted(result.counters.items())]
+        lines += [row(kernel, numbers) for kernel, numbers in sorted(results[0].counters.items())]
     return "\n".join(lines) + "\n"
+
+
+def run_all(path, accepts):
+    recorded = recorded_lds_ratios(path)
+    runs = {arch: [run(arch, seed) for seed in SEEDS] for arch in ARCHITECTURES}
+    grown = grown_lds_ratios(recorded, runs)
+    if grown and not accepts:
+        sys.exit("\n".join(["more LDS bank conflicts than recorded; if they are right, use --accept:", *grown]))
+    path.write_text(page(runs))
+    print(f"results: {path}")
 
 
 def main():
@@ -90,10 +135,11 @@ def main():
         arch = ARCHITECTURES[turn % 2]
         result = run(arch, turn // 2)
         print(f"{arch}: {result.passed} tests passed on machine code, {len(result.counters)} kernels ran, {result.seconds:.0f} s")
-    elif len(sys.argv) in (2, 3) and sys.argv[1] == "--all":
-        path = pathlib.Path(sys.argv[2]) if len(sys.argv) == 3 else RESULTS
-        path.write_text(page({arch: run(arch, 0) for arch in ARCHITECTURES}))
-        print(f"results: {path}")
+    elif sys.argv[1:2] == ["--all"]:
+        rest = [argument for argument in sys.argv[2:] if argument != "--accept"]
+        if len(rest) > 1:
+            sys.exit(__doc__)
+        run_all(pathlib.Path(rest[0]) if rest else RESULTS, "--accept" in sys.argv)
     else:
         sys.exit(__doc__)
 
