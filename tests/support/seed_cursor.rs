@@ -1,6 +1,6 @@
-//! First seeds of randomised tests, and shards of long tests. `HADRON_CURSOR` is set to the number of commits, so that the tests before
-//! each commit use seeds that no earlier run has used, and the run at a given commit can be repeated. Without
-//! the variable (`cargo test`), the seeds are fixed.
+//! First seeds of randomised tests, and shards of long tests. `.ci/run` derives `HADRON_CURSOR` from the hash of the commit, so that
+//! the tests of a commit use seeds that hardly any other commit has used, and its run can be repeated. Without the variable
+//! (`cargo test`), the seeds are fixed.
 
 /// The number in `HADRON_CURSOR`, from which the seeds of a run are derived; 0 if the variable is unset.
 #[allow(clippy::disallowed_methods, reason = "the gate says where drawn tests begin")]
