@@ -38,6 +38,7 @@ pub const HEADERS: &[(&str, &str)] = &[
     ("attention_decode/from_projections.h", include_str!("attention_decode/from_projections.h")),
     ("attention_decode/keys_first.h", include_str!("attention_decode/keys_first.h")),
     ("attention_decode/last_block.h", include_str!("attention_decode/last_block.h")),
+    ("attention_decode/mask_first_keys.h", include_str!("attention_decode/mask_first_keys.h")),
     ("attention_decode/merge_records.h", include_str!("attention_decode/merge_records.h")),
     ("attention_decode/ring.h", include_str!("attention_decode/ring.h")),
     ("attention_decode/run_splits.h", include_str!("attention_decode/run_splits.h")),

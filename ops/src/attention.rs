@@ -154,8 +154,8 @@ impl Ops {
         let rows = batch.attention_metadata(shape.group)?;
         let layout = kv.head_layout("rope_attention")?;
         let fused = fuses_rope_attention(&self.device, &args, &rows, layout);
-        // The fused kernel reads the whole context and has no sinks.
-        if shape.keys != AttentionKeyRange::default() || shape.sinks.is_some() || !fused {
+        // The fused kernel has no masked first positions.
+        if shape.keys.first_position > 0 || !fused {
             let q = self.qk_norm_rope_kv_write(qkv, weights, shape, kv, batch)?;
             return self.paged_attention(&q, shape, kv, batch);
         }
@@ -167,6 +167,8 @@ impl Ops {
             qk: &args,
             rows: &rows,
             scale: shape.scale,
+            keys: shape.keys,
+            sinks: shape.sinks.map(Tensor::mat).transpose()?,
         };
         self.device.launch(&self.stream, op)?;
         Ok(o)

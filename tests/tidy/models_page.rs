@@ -44,8 +44,7 @@ magnitudes are rounded to multiples of 2⁻⁹ of it. Not read, and rejected wit
 
 ### Kernels of attention
 
-On GPUs, layers with sliding windows or attention sinks, and head sizes without a flash attention kernel, use a reference attention kernel, which is slow.
-[KERNELS.md](../kernels/KERNELS.md#attention) lists the head sizes of each kernel.
+On GPUs, heads of 64, 128 and 256 channels have fast attention kernels, with sliding windows and attention sinks; other head sizes use a reference kernel, which is slow.
 
 ### Weight files
 

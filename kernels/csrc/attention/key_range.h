@@ -1,6 +1,34 @@
 // Keys that a query attends to: sliding windows and attention sinks.
+//
+// -DWINDOWED=1: the kernel has the argument `window`, the maximum number of keys that a query attends to.
+// -DSINKS=1: the kernel has the argument `sinks` [query heads], one score per query head, which joins the
+// denominator of the softmax. attention_plain has both arguments without these defines.
 #pragma once
 #include "dev.h"
+
+#ifndef WINDOWED
+#  define WINDOWED 0
+#endif
+#ifndef SINKS
+#  define SINKS 0
+#endif
+
+// Parameters of a kernel for the window and the sinks, and their values as the last fields of a struct.
+#if WINDOWED
+#  define WINDOW_PARAM , u32 window
+#  define WINDOW_VALUE , window
+#else
+#  define WINDOW_PARAM
+#  define WINDOW_VALUE
+#endif
+#if SINKS
+#  define SINKS_PARAM , const float* sinks
+#  define SINKS_VALUE , sinks
+#else
+#  define SINKS_PARAM
+#  define SINKS_VALUE
+#endif
+#define KEY_RANGE_PARAMS WINDOW_PARAM SINKS_PARAM
 
 // First key of a query that has `seen` keys up to its own position: max(first_position, seen - window).
 DEV u32 first_key_of(u32 seen, u32 window, u32 first_position) {

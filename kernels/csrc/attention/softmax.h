@@ -13,8 +13,9 @@
 struct SoftmaxRowState { float max[2], sum[2]; };
 
 // Replaces the scores `s` of a key tile by probabilities; keys of a row from `seen` on are masked. `rescale`:
-// output, the factor per row by which the sums and outputs of earlier tiles must be multiplied.
-template <bool MASKED, u32 SCORES>
+// output, the factor per row by which the sums and outputs of earlier tiles must be multiplied. `WINDOW`: all scores of
+// a row may be NO_SCORE up to here; its probabilities are then 0.
+template <bool MASKED, bool WINDOW = false, u32 SCORES>
 DEV void online_softmax(float (&s)[SCORES], SoftmaxRowState& r, float (&rescale)[2], const u32 (&seen)[2],
                         float factor) {
     float max[2][2] = {{r.max[0], NO_SCORE}, {r.max[1], NO_SCORE}};
@@ -28,7 +29,7 @@ DEV void online_softmax(float (&s)[SCORES], SoftmaxRowState& r, float (&rescale)
         const float most = group_max<4>(fmax_(max[row][0], max[row][1]));
         rescale[row] = exp2_((r.max[row] - most) * factor);
         r.max[row] = most;
-        least[row] = -most * factor;
+        least[row] = WINDOW && most == NO_SCORE ? 0.f : -most * factor;
     }
     UNROLL for (u32 i = 0; i < SCORES; ++i) {
         const u32 row = i >> 1 & 1;
@@ -36,6 +37,12 @@ DEV void online_softmax(float (&s)[SCORES], SoftmaxRowState& r, float (&rescale)
         sum[row] += s[i];
     }
     UNROLL for (u32 row = 0; row < 2; ++row) r.sum[row] = fma_(r.sum[row], rescale[row], sum[row]);
+}
+
+// Masks the scores `s` of the keys of a tile before key first[row] of the tile, per row.
+template <u32 SCORES> DEV void mask_first_scores(float (&s)[SCORES], const u32 (&first)[2]) {
+    UNROLL for (u32 i = 0; i < SCORES; ++i)
+        if (wgmma_col(i) < first[i >> 1 & 1]) s[i] = NO_SCORE;
 }
 
 // The probabilities in the registers of a lane, as the register operand A of WGMMA.

@@ -11,7 +11,7 @@
 // Probabilities are rounded to half_t before the multiplication by the values; their sum is taken before
 // rounding. Scores, maxima, sums and outputs are f32. Maxima are in units of log2(e).
 //
-// -DHEAD_DIM=64|128; -DKV_FP8=1: the KV pool is fp8 e4m3. -DQUERY_DIM=n: head dim of queries and keys if it
+// -DHEAD_DIM=64|128|256; -DKV_FP8=1: the KV pool is fp8 e4m3. -DQUERY_DIM=n: head dim of queries and keys if it
 // is larger than that of values (as in MLA), a multiple of 32.
 #pragma once
 #include "dev/strip.h"
@@ -148,6 +148,10 @@ DEV ValueOperand load_values(const KV* values, u32 stride, u32 present) {
         struct ValueChannelRun { half_t v[PART]; };
 #  if HEAD_DIM == 128
         const ValueChannelRun p = key < present ? bits_as<ValueChannelRun>(load_kv8(from)) : bits_as<ValueChannelRun>(zero8());
+#  elif HEAD_DIM == 256
+        struct HalfX8Pair { half_x8 v[2]; };
+        ValueChannelRun p = bits_as<ValueChannelRun>(HalfX8Pair{{zero8(), zero8()}});
+        if (key < present) p = bits_as<ValueChannelRun>(HalfX8Pair{{load_kv8(from), load_kv8(from + 8)}});
 #  else
         ValueChannelRun p;
         for (u32 j = 0; j < PART; ++j) p.v[j] = key < present ? to_half(f32(from[j])) : to_half(0.f);

@@ -26,8 +26,13 @@
 //            initialised
 //   arrived  u32 [rows, KV heads], zero before and after the launch
 //   max_splits  at least the number of splits of any row
+//   kv_heads    number of KV heads, multiplied by KV_SHARERS
+//   window, sinks  as in attention/key_range.h; with -DWINDOWED=1 and -DSINKS=1 only. Splits are counted from the tile
+//            that has the first key of the window: table entries, keys and values before it are not read.
 //
-//   -DHEAD_DIM=64|128  -DBLOCK_TOKENS=n (a multiple of 16)  -DHEAD_GROUP=1..16 query heads per KV head  -DKV_FP8=0|1
+//   -DHEAD_DIM=64|128|256  -DBLOCK_TOKENS=n (a multiple of 16)  -DKV_FP8=0|1
+//   -DHEAD_GROUP=1..16 query heads per block; at most 8 with HEAD_DIM=256 and warps of 32 lanes
+//   -DKV_SHARERS=n number of blocks that share a KV head: it has KV_SHARERS * HEAD_GROUP query heads
 //   -DSTAGES=n pipeline stages (tiles) of a warp's ring in shared memory; warps of 64 lanes have no ring
 //   -DSMALL_BATCH=1 smaller splits, for small batches
 //   -DTOKENS_PER_BLOCK=n tokens of a request per block, at most 16 / HEAD_GROUP. Argument `max_new_tokens`: maximum
@@ -42,6 +47,7 @@
 // Rounding: probabilities to half_t; the output once. Roofline: 2 context D bytes per row and KV head with
 // fp8, twice that with half_t.
 #include "dev.h"
+#include "attention/key_range.h"
 
 #ifndef KV_FP8
 #  define KV_FP8 0
@@ -55,12 +61,18 @@
 #ifndef FROM_QKV
 #  define FROM_QKV 0
 #endif
+#ifndef KV_SHARERS
+#  define KV_SHARERS 1
+#endif
 #ifndef TOKENS_PER_BLOCK
 #  define TOKENS_PER_BLOCK 1
 #endif
 // With at most 8 queries per block and warps of 32 lanes, keys instead of queries are the rows (M) of the
 // MMA, so that no MMA rows are unused (keys_first.h).
 #define KEYS_FIRST (WARP_SIZE == 32 && HEAD_GROUP * TOKENS_PER_BLOCK <= 8)
+// With heads of 256 channels a lane has no registers for the values of a tile in addition to its keys: values are loaded
+// while they are multiplied.
+#define LATE_VALUES (KEYS_FIRST && HEAD_DIM == 256)
 #if KEYS_FIRST
 #  include "attention_decode/keys_first.h"
 #else
@@ -120,30 +132,39 @@ DEV u32 even_split(u32 context, u32 splits) {
 #endif
 #include "attention_decode/run_splits.h"
 
+// Windows and sinks need more registers than three resident blocks have; ptxas 13.0 would spill. Two blocks are resident.
+#if DEV_NV && (WINDOWED || SINKS)
+#  define DECODE_KERNEL extern "C" __global__ __launch_bounds__(TEAM, 2) void
+#else
+#  define DECODE_KERNEL KERNEL(TEAM)
+#endif
+
 // Arguments whose names end in `stride` are in elements.
 #if FROM_QKV
-KERNEL(TEAM)
+DECODE_KERNEL
 attention_decode(half_t* o, KV* pool, float* partial, u32* arrived, const half_t* qkv, const half_t* q_norm,
                  const half_t* k_norm, const float* cos, const float* sin, const i32* positions, const i64* slots,
                  const i32* cu_q, const i32* context_lens, const i32* tables, const i32* table_rows, u32 row_count,
-                 u32 kv_heads, u32 table_width, u32 max_splits, u32 qkv_stride, u32 o_stride, float factor, float eps) {
+                 u32 kv_heads, u32 table_width, u32 max_splits, u32 qkv_stride, u32 o_stride, float factor, float eps
+                 KEY_RANGE_PARAMS) {
     const u32 max_new_tokens = 1;
     const QueryKeySource source{qkv, q_norm, k_norm, cos, sin, slots, pool, kv_heads, qkv_stride, eps};
 #else
-KERNEL(TEAM)
+DECODE_KERNEL
 attention_decode(half_t* o, float* partial, u32* arrived, const half_t* q, const KV* pool, const i32* cu_q,
                  const i32* context_lens, const i32* tables, const i32* table_rows, u32 row_count, u32 kv_heads,
-                 u32 table_width, u32 max_splits, u32 max_new_tokens, u32 q_stride, u32 o_stride, float factor) {
+                 u32 table_width, u32 max_splits, u32 max_new_tokens, u32 q_stride, u32 o_stride, float factor
+                 KEY_RANGE_PARAMS) {
     const i32* positions = nullptr;
     const QueryKeySource source{q, q_stride};
 #endif
     DYN_SHARED(u8, shared);
     const BatchMetadata rows{context_lens, cu_q, tables, table_rows, row_count, kv_heads, table_width, positions,
-                             TOKENS_PER_BLOCK, max_new_tokens};
+                             TOKENS_PER_BLOCK, max_new_tokens WINDOW_VALUE};
     SplitRunState run = begin_run(start_of_block(rows), rows, (KV*)shared, pool);
     grid_wait();
     grid_launch_dependents();
     finish_run(run, source, rows, pool, (float*)(shared + RING_BYTES),
-               DecodeOutputs{o, partial, arrived, max_splits, o_stride, kv_heads}, factor);
+               DecodeOutputs{o, partial, arrived, max_splits, o_stride, kv_heads SINKS_VALUE}, factor);
 }
 EXPORT(attention_decode)

@@ -97,10 +97,16 @@ DEV void online_softmax(SoftmaxState& r, ScoreFragment& s, const u32 (&seen)[SLO
     }
 }
 
+// The probabilities of a tile as the operand B of the MMA with the values.
+struct ProbabilityWords { u32 v[2]; };
+DEV ProbabilityWords probability_words(const ScoreFragment& p) {
+    return ProbabilityWords{{transpose_8x8(pack_weights(p.v[0][0], p.v[1][0])), transpose_8x8(pack_weights(p.v[0][1], p.v[1][1]))}};
+}
+
 // Adds the products of the probabilities and the values of a tile to the outputs r.out.
 DEV void add_values(SoftmaxState& r, const ScoreFragment& p, const ValueOperand& v) {
-    const u32 b0 = transpose_8x8(pack_weights(p.v[0][0], p.v[1][0])), b1 = transpose_8x8(pack_weights(p.v[0][1], p.v[1][1]));
-    UNROLL for (u32 j = 0; j < D / 16; ++j) mma_values(r.out[j], v.v[j], b0, b1);
+    const ProbabilityWords b = probability_words(p);
+    UNROLL for (u32 j = 0; j < D / 16; ++j) mma_values(r.out[j], v.v[j], b.v[0], b.v[1]);
 }
 
 // Replaces the sum of probabilities of each query by its total over the lanes that have keys of that query;

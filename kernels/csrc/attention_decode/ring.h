@@ -58,38 +58,38 @@ DEV void fetch(KvTileRing& ring, const KV* keys) {
 }
 
 #if KEYS_FIRST
+// Operands with the values of channels [16 j, 16 j + 32) of a tile.
+struct ValueOperandPair { u32x4 v[2]; };
 #  if KV_FP8
-// Loads the values of a tile by ldmatrix.trans, which transposes 16-bit elements, here pairs of fp8 channels:
-// each resulting 32-bit word has two channels of two keys.
-DEV ValueOperand stored_values(const KV* tile) {
-    ValueOperand v;
-    UNROLL for (u32 j = 0; j < D / 16; j += 2) {
-        u32x4 words;
+// Loads values by ldmatrix.trans, which transposes 16-bit elements, here pairs of fp8 channels: each resulting
+// 32-bit word has two channels of two keys.
+DEV ValueOperandPair stored_pair(const KV* tile, u32 j) {
+    ValueOperandPair v;
+    u32x4 words;
 #    if DEV_NV
-        const KV* row = tile + swizzled_offset((lane() & 7) + (lane() >> 4) * 8, j * 16 + (lane() & 8) * 2);
-        words = bits_as<u32x4>(ldmatrix_trans((const half_t*)row));
+    const KV* row = tile + swizzled_offset((lane() & 7) + (lane() >> 4) * 8, j * 16 + (lane() & 8) * 2);
+    words = bits_as<u32x4>(ldmatrix_trans((const half_t*)row));
 #    else
-        for (u32 i = 0; i < 4; ++i) {
-            const u32 key = (lane() & 3) * 2 + i / 2 * 8, channel = (j + i % 2) * 16 + channel_of(0);
-            const KV *low = tile + swizzled_offset(key, channel), *high = tile + swizzled_offset(key + 1, channel);
-            words.v[i] = (u32)low[0].bits | (u32)low[1].bits << 8 | (u32)high[0].bits << 16 | (u32)high[1].bits << 24;
-        }
-#    endif
-        UNROLL for (u32 i = 0; i < 4; ++i)
-            transpose_pairs(words.v[i], v.v[j + i % 2].v[i / 2 * 2], v.v[j + i % 2].v[i / 2 * 2 + 1]);
+    for (u32 i = 0; i < 4; ++i) {
+        const u32 key = (lane() & 3) * 2 + i / 2 * 8, channel = (j + i % 2) * 16 + channel_of(0);
+        const KV *low = tile + swizzled_offset(key, channel), *high = tile + swizzled_offset(key + 1, channel);
+        words.v[i] = (u32)low[0].bits | (u32)low[1].bits << 8 | (u32)high[0].bits << 16 | (u32)high[1].bits << 24;
     }
+#    endif
+    UNROLL for (u32 i = 0; i < 4; ++i)
+        transpose_pairs(words.v[i], v.v[i % 2].v[i / 2 * 2], v.v[i % 2].v[i / 2 * 2 + 1]);
     return v;
 }
 #  else
-DEV ValueOperand stored_values(const KV* tile) {
-    ValueOperand v;
-    UNROLL for (u32 j = 0; j < D / 16; ++j) {
+DEV ValueOperandPair stored_pair(const KV* tile, u32 j) {
+    ValueOperandPair v;
+    UNROLL for (u32 h = 0; h < 2; ++h) {
 #    if DEV_NV
-        v.v[j] = bits_as<u32x4>(ldmatrix_trans(tile + swizzled_offset((lane() & 7) + (lane() >> 4) * 8, j * 16 + (lane() & 8))));
+        v.v[h] = bits_as<u32x4>(ldmatrix_trans(tile + swizzled_offset((lane() & 7) + (lane() >> 4) * 8, (j + h) * 16 + (lane() & 8))));
 #    else
         for (u32 i = 0; i < 4; ++i) {
-            const u32 key = (lane() & 3) * 2 + i / 2 * 8, channel = j * 16 + channel_of(i % 2);
-            v.v[j].v[i] = tile[swizzled_offset(key, channel)].bits | (u32)tile[swizzled_offset(key + 1, channel)].bits << 16;
+            const u32 key = (lane() & 3) * 2 + i / 2 * 8, channel = (j + h) * 16 + channel_of(i % 2);
+            v.v[h].v[i] = tile[swizzled_offset(key, channel)].bits | (u32)tile[swizzled_offset(key + 1, channel)].bits << 16;
         }
 #    endif
     }
@@ -97,12 +97,26 @@ DEV ValueOperand stored_values(const KV* tile) {
 }
 #  endif
 
+DEV ValueOperand stored_values(const KV* tile) {
+    ValueOperand v;
+    UNROLL for (u32 j = 0; j < D / 16; j += 2) {
+        const ValueOperandPair pair = stored_pair(tile, j);
+        UNROLL for (u32 h = 0; h < 2; ++h) v.v[j + h] = pair.v[h];
+    }
+    return v;
+}
+
+// Returns the mask of word `i` of an operand for the keys before index `present` of the tile.
+DEV u32 present_keys(u32 i, u32 present) {
+    const u32 key = (lane() & 3) * 2 + i / 2 * 8;
+    return (key < present ? 0xffffu : 0) | (key + 1 < present ? 0xffff0000u : 0);
+}
+
 DEV ValueOperand values_of(const KV* tile, u32 present) {
     ValueOperand v = stored_values(tile);
     if (present >= TILE_KEYS) return v;
     UNROLL for (u32 i = 0; i < 4; ++i) {
-        const u32 key = (lane() & 3) * 2 + i / 2 * 8;
-        const u32 mask = (key < present ? 0xffffu : 0) | (key + 1 < present ? 0xffff0000u : 0);
+        const u32 mask = present_keys(i, present);
         UNROLL for (u32 j = 0; j < D / 16; ++j) v.v[j].v[i] &= mask;
     }
     return v;
@@ -126,16 +140,39 @@ DEV void await_tile() {
     warp_sync();
 }
 
+DEV KeyOperand stored_keys(const KvTileRing& ring) {
+    const KV* keys = ring.tiles + ring.stage * 2 * TILE_VALUES;
+    KeyOperand k;
+    UNROLL for (u32 j = 0; j < KEY_ROWS; ++j)
+        UNROLL for (u32 i = 0; i < D / 32; ++i) k.v[j][i] = load_kv8(keys + swizzled_offset(key_row(j), i * 32 + strip_k()));
+    return k;
+}
+
 // Loads the oldest tile of the ring buffer into registers; its stage may be refilled afterwards. Values of
 // keys from index `present` on, which are beyond the context, are replaced by zero, because freed KV blocks
 // may contain NaN.
 DEV void load_tile(const KvTileRing& ring, u32 present, KeyOperand& k, ValueOperand& v) {
-    const KV* keys = ring.tiles + ring.stage * 2 * TILE_VALUES;
-    UNROLL for (u32 j = 0; j < KEY_ROWS; ++j)
-        UNROLL for (u32 i = 0; i < D / 32; ++i) k.v[j][i] = load_kv8(keys + swizzled_offset(key_row(j), i * 32 + strip_k()));
-    v = values_of(keys + TILE_VALUES, present);
+    k = stored_keys(ring);
+    v = values_of(ring.tiles + ring.stage * 2 * TILE_VALUES + TILE_VALUES, present);
     warp_sync();  // The next copy overwrites this stage.
 }
+
+#if LATE_VALUES
+// Adds the products of the probabilities and the values of the oldest tile to the outputs r.out, as load_tile() and
+// add_values() do; its stage may be refilled afterwards.
+DEV void add_stored_values(SoftmaxState& r, const ScoreFragment& p, const KvTileRing& ring, u32 present) {
+    const KV* tile = ring.tiles + ring.stage * 2 * TILE_VALUES + TILE_VALUES;
+    const ProbabilityWords b = probability_words(p);
+    UNROLL for (u32 j = 0; j < D / 16; j += 2) {
+        ValueOperandPair pair = stored_pair(tile, j);
+        if (present < TILE_KEYS)
+            UNROLL for (u32 i = 0; i < 4; ++i)
+                UNROLL for (u32 h = 0; h < 2; ++h) pair.v[h].v[i] &= present_keys(i, present);
+        UNROLL for (u32 h = 0; h < 2; ++h) mma_values(r.out[j + h], pair.v[h], b.v[0], b.v[1]);
+    }
+    warp_sync();  // The next copy overwrites this stage.
+}
+#endif
 #else
 enum : u32 { RING_BYTES = 0 };
 

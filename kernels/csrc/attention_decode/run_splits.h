@@ -9,6 +9,9 @@ struct DecodeOutputs {
     float* partial;  // [rows, KV heads, max_splits, HEAD_GROUP, RECORD]
     u32* arrived;    // [rows, KV heads]
     u32 max_splits, stride, kv_heads;
+#if SINKS
+    const float* sinks;  // [query heads]
+#endif
 };
 
 // The KV tile that the warp prefetches next, a few tiles after the tile that it processes.
@@ -33,7 +36,7 @@ DEV void seek_tile(PrefetchCursor& a, const BatchMetadata& rows) {
 
 DEV void fetch_next(KvTileRing& ring, PrefetchCursor& a, const BatchMetadata& rows, const KV* pool) {
     if (a.cursor.left == 0) return fetch(ring, nullptr);
-    const u64 tile = (u64)a.block * rows.kv_heads + a.cursor.head;
+    const u64 tile = (u64)a.block * (rows.kv_heads / KV_SHARERS) + a.cursor.head / KV_SHARERS;
     fetch(ring, pool + tile * 2 * BLOCK_TOKENS * D + a.at % BLOCK_TOKENS * D);
     a.at += WARPS * TILE_KEYS;
     seek_tile(a, rows);
@@ -62,12 +65,6 @@ DEV SplitRunState begin_run(const SplitCursor& cursor, const BatchMetadata& rows
     return run;
 }
 
-DEV void store_output(half_t* o, const MergedOutput& m) {
-    half_x4 y;
-    UNROLL for (u32 i = 0; i < 4; ++i) y.v[i] = to_half(m.value.v[i] / m.sum);
-    *(half_x4*)o = y;
-}
-
 // Addresses of the results of a KV head: its outputs, and the partial results of its splits. The partial
 // results of a token have the same addresses whether or not other tokens are processed together with it.
 struct HeadResultTarget {
@@ -75,6 +72,9 @@ struct HeadResultTarget {
     float* parts;
     u32 splits;  // splits of the head; 0: no head pending
     u32 tokens;
+#if SINKS
+    const float* sinks;  // [HEAD_GROUP] sinks of the query heads
+#endif
 };
 DEV u32 token_of(u32 query) { return TOKENS_PER_BLOCK == 1 ? 0 : query / HEAD_GROUP; }
 DEV u32 queries_of(const HeadResultTarget& t) {
@@ -88,6 +88,18 @@ DEV float* part_of(const HeadResultTarget& t, const DecodeOutputs& to, u32 query
     return t.parts + token_of(query) * to.kv_heads * unit_values(to) + (split * HEAD_GROUP + query - token_of(query) * HEAD_GROUP) * RECORD;
 }
 
+// Stores output channels [d, d + 4) of one query, merged over all of its keys.
+DEV void store_output(const HeadResultTarget& t, const DecodeOutputs& to, u32 query, u32 d, const MergedOutput& m) {
+#if SINKS
+    const float sum = with_sink(m.sum, m.max, t.sinks, query - token_of(query) * HEAD_GROUP);
+#else
+    const float sum = m.sum;
+#endif
+    half_x4 y;
+    UNROLL for (u32 i = 0; i < 4; ++i) y.v[i] = to_half(m.value.v[i] / sum);
+    *(half_x4*)(output_of(t, to, query) + d) = y;
+}
+
 // Merges the partial results (`records`) of all warps of the block. Stores the merged partial result of split
 // `split` per query, or the output if the context has a single split.
 DEV void merge_warps(const HeadResultTarget& t, const DecodeOutputs& to, u32 split, const float* records) {
@@ -95,7 +107,7 @@ DEV void merge_warps(const HeadResultTarget& t, const DecodeOutputs& to, u32 spl
         const u32 query = i / QUADS, d = i % QUADS * 4;
         const MergedOutput m = merge<WARPS>(records + query * RECORD, d, GROUP * RECORD);
         if (t.splits == 1) {
-            store_output(output_of(t, to, query) + d, m);
+            store_output(t, to, query, d, m);
             continue;
         }
         float* part = part_of(t, to, query, split);
@@ -115,7 +127,7 @@ DEV void merge_splits(const HeadResultTarget& t, const DecodeOutputs& to, float*
     team_sync();
     for (u32 i = tid(); i < queries_of(t) * QUADS; i += (u32)TEAM) {
         const u32 query = i / QUADS, d = i % QUADS * 4;
-        store_output(output_of(t, to, query) + d, merge<SPREAD>(records + query * RECORD, d, GROUP * RECORD));
+        store_output(t, to, query, d, merge<SPREAD>(records + query * RECORD, d, GROUP * RECORD));
     }
     if (SETS == 1) team_sync();  // The next split overwrites the records.
 }
@@ -148,7 +160,12 @@ DEV void finish_head(HeadResultTarget& shared, const HeadResultTarget& head, con
 DEV u64 unit_of(const SplitCursor& p, const BatchMetadata& rows) { return (u64)p.row * rows.kv_heads + p.head; }
 DEV HeadResultTarget target_of(const SplitCursor& p, const BatchMetadata& rows, const DecodeOutputs& to) {
     half_t* out = to.o + (u64)p.token * to.stride + p.head * HEAD_GROUP * D;
-    return HeadResultTarget{out, to.partial + unit_of(p, rows) * unit_values(to), p.splits, p.count};
+    float* parts = to.partial + unit_of(p, rows) * unit_values(to);
+#if SINKS
+    return HeadResultTarget{out, parts, p.splits, p.count, to.sinks + p.head * HEAD_GROUP};
+#else
+    return HeadResultTarget{out, parts, p.splits, p.count};
+#endif
 }
 
 // Replaces the scores `s` of the tile that begins at key `at` by probabilities. Keys from `end` on, the end
@@ -160,21 +177,7 @@ DEV void softmax_tile(SoftmaxState& r, ScoreFragment& s, const SplitCursor& p, u
     online_softmax(r, s, seen, factor);
 }
 
-#if FIRST_POSITION
-// Masks the scores of the first FIRST_POSITION keys of a context; called for the first tile, which contains
-// all of them.
-template <u32 QUERIES_OF_LANE, u32 KEYS_OF_LANE> DEV void mask_first_keys(float (&scores)[QUERIES_OF_LANE][KEYS_OF_LANE]) {
-    UNROLL for (u32 j = 0; j < KEYS_OF_LANE; ++j) {
-#  if KEYS_FIRST
-        const u32 key = key_row(j);
-#  else
-        const u32 key = key_of(j);
-#  endif
-        if (key >= FIRST_POSITION) continue;
-        UNROLL for (u32 i = 0; i < QUERIES_OF_LANE; ++i) scores[i][j] = NO_SCORE;
-    }
-}
-#endif
+#include "attention_decode/mask_first_keys.h"
 
 // Processes all splits of this block; called after grid_wait(). `records`: SETS * SET floats of shared memory
 // for the partial results of the warps.
@@ -192,18 +195,27 @@ DEV void finish_run(SplitRunState run, const QueryKeySource& source, const Batch
         SoftmaxState r;
         start(r);
         for (u32 at = first_key(p) + warp_id() * TILE_KEYS, end = end_key(p); at < end; at += WARPS * TILE_KEYS) {
-            KeyOperand k;
-            ValueOperand v;
             await_tile();
             complete_tile(source, run.ring, p, at);
+#if LATE_VALUES
+            const KeyOperand k = stored_keys(run.ring);
+#else
+            KeyOperand k;
+            ValueOperand v;
             load_tile(run.ring, end - at, k, v);
             fetch_next(run.ring, run.ahead, rows, pool);
+#endif
             ScoreFragment s = score(mine, k);
-#if FIRST_POSITION
-            if (at == 0) mask_first_keys(s.v);
+#if FIRST_POSITION || WINDOWED
+            if (at == origin_of(p)) mask_first_keys(s.v, p, window_of(rows));
 #endif
             softmax_tile(r, s, p, at, end, factor);
+#if LATE_VALUES
+            add_stored_values(r, s, run.ring, end - at);
+            fetch_next(run.ring, run.ahead, rows, pool);
+#else
             add_values(r, s, v);
+#endif
         }
         finish(r);
         put(r, records + warp_id() * GROUP * RECORD);

@@ -6,6 +6,7 @@
 // their context once, unless the rows have so few splits that each split gets a block of its own: then
 // separate blocks have lower latency.
 #pragma once
+#include "attention/key_range.h"
 
 // Returns the number of splits of a context. A row without keys has one empty split, which writes zeros to
 // the output. `split_log2`: log2 of the split length chosen for all rows of a step, if the kernel uses one
@@ -19,6 +20,9 @@ struct BatchMetadata {
     const i32* positions;  // positions of tokens; null if not needed
     u32 tokens_per_group;  // maximum number of successive tokens of a request processed together
     u32 max_new_tokens;    // maximum number of tokens of a request per step, whose keys may be new
+#if WINDOWED
+    u32 window;            // maximum number of keys that a token attends to
+#endif
 };
 
 // A position in the list of all splits: the split, and its row, KV head and context.
@@ -30,15 +34,38 @@ struct SplitCursor {
     u32 count;    // rows of the group, from `row` on; each attends to one key more than the previous one
     u32 tokens_per_group;  // as in BatchMetadata, or 1 if rows are scheduled separately
     u32 run_end;  // end of the run of tokens; used by mla_decode/token.h only
+#if WINDOWED
+    u32 origin;   // first key of the first split
+#endif
 };
 
 DEV u32 position_of(const BatchMetadata& rows, u32 token) { return rows.positions ? (u32)rows.positions[token] : 0; }
 DEV u32 table_of(const BatchMetadata& rows, u32 row) { return rows.table_rows ? (u32)rows.table_rows[row] : row; }
-DEV u32 span_of(u32 context, u32 split_log2) { return even_split(context, splits_of(context, split_log2)); }
+// Returns the first key of the first split of a row: the first key of its window, rounded down to a tile. Earlier
+// keys are neither read nor counted, and a tile has the same keys whatever the window.
+#if WINDOWED
+DEV u32 origin_of(const BatchMetadata& rows, u32 context) {
+    return first_key_of(context, rows.window, 0) / TILE_KEYS * TILE_KEYS;
+}
+DEV u32 origin_of(const SplitCursor& p) { return p.origin; }
+#else
+DEV u32 origin_of(const BatchMetadata&, u32) { return 0; }
+DEV u32 origin_of(const SplitCursor&) { return 0; }
+#endif
+// Returns the number of splits of a row with `context` keys, and the number of keys per split.
+DEV u32 row_splits(const BatchMetadata& rows, u32 context, u32 split_log2) {
+    return splits_of(context - origin_of(rows, context), split_log2);
+}
+DEV u32 span_of(const BatchMetadata& rows, u32 context, u32 split_log2) {
+    return even_split(context - origin_of(rows, context), row_splits(rows, context, split_log2));
+}
 
-DEV void split_row(SplitCursor& p) {
-    p.splits = splits_of(p.context, p.split_log2);
-    p.span = even_split(p.context, p.splits);
+DEV void split_row(SplitCursor& p, const BatchMetadata& rows) {
+#if WINDOWED
+    p.origin = origin_of(rows, p.context);
+#endif
+    p.splits = row_splits(rows, p.context, p.split_log2);
+    p.span = even_split(p.context - origin_of(p), p.splits);
 }
 
 // Whether `row` is the token after that of the previous row in the same request, and both rows are cut into
@@ -46,8 +73,9 @@ DEV void split_row(SplitCursor& p) {
 DEV bool follows_previous_row(const BatchMetadata& rows, u32 row, u32 split_log2) {
     if (row == 0 || table_of(rows, row) != table_of(rows, row - 1)) return false;
     const u32 before = (u32)rows.context_lens[row - 1], context = (u32)rows.context_lens[row];
-    return before != 0 && context == before + 1 && splits_of(before, split_log2) == splits_of(context, split_log2) &&
-           (GROUP_SPLIT_LENGTH || span_of(before, split_log2) == span_of(context, split_log2));
+    return before != 0 && context == before + 1 && origin_of(rows, before) == origin_of(rows, context) &&
+           row_splits(rows, before, split_log2) == row_splits(rows, context, split_log2) &&
+           (GROUP_SPLIT_LENGTH || span_of(rows, before, split_log2) == span_of(rows, context, split_log2));
 }
 // Whether `row` is the first of a group: up to `tokens_per_group` successive tokens of one request that are
 // processed together.
@@ -65,7 +93,7 @@ DEV void extend_group(SplitCursor& p, const BatchMetadata& rows) {
            follows_previous_row(rows, p.row + p.count, p.split_log2))
         ++p.count;
     p.context += p.count - 1;
-    split_row(p);
+    split_row(p, rows);
 }
 
 // Returns how many of the keys [at, end) row i of the group at `p` attends to: all keys except those of later
@@ -75,7 +103,7 @@ DEV u32 keys_seen_by(const SplitCursor& p, u32 i, u32 at, u32 end) {
     return seen > at ? seen - at : 0;
 }
 
-DEV u32 first_key(const SplitCursor& p) { return p.split * p.span; }
+DEV u32 first_key(const SplitCursor& p) { return origin_of(p) + p.split * p.span; }
 DEV u32 end_key(const SplitCursor& p) {
     const u32 end = first_key(p) + p.span;
     return end < p.context ? end : p.context;
@@ -105,7 +133,7 @@ DEV SplitCount count_splits(const BatchMetadata& rows, u32 first, u32 end, u32 t
                             u32* sums) {
     u32 mine = 0;
     for (u32 row = first; row < end; ++row)
-        if (is_group_leader(rows, row, tokens_per_group, split_log2)) mine += splits_of((u32)rows.context_lens[row], split_log2);
+        if (is_group_leader(rows, row, tokens_per_group, split_log2)) mine += row_splits(rows, (u32)rows.context_lens[row], split_log2);
     u32 before = mine;
     for (u32 reach = 1; reach < WARP_SIZE; reach *= 2) {
         const u32 below = shfl(before, lane() - reach);
@@ -144,7 +172,7 @@ DEV SplitCursor start_of_block(const BatchMetadata& rows, u32 split_log2 = 0) {
     u32 before = splits.before;
     for (u32 row = first; row < end; ++row) {
         const u32 from = before * rows.kv_heads, context = (u32)rows.context_lens[row],
-                  splits_here = splits_of(context, split_log2);
+                  splits_here = row_splits(rows, context, split_log2);
         const u32 first_record = record;
         record += splits_here;
         if (!is_group_leader(rows, row, tokens_per_group, split_log2)) continue;

@@ -23,7 +23,7 @@ struct StageBarriers { Barrier full[STAGES], empty[STAGES]; };
 // consumers.
 struct PipelineBarriers {
     StageBarriers items, keys, values;  // items: work items with their queries
-    Barrier tail_full;               // arrival of the values of a step that extends beyond its row's context
+    Barrier tail_full;               // arrival of the values of a step of which rows are cleared
     Barrier sequence[2];             // ordering barrier between the two consumer warpgroups
     WorkTile item[STAGES];
     u32 next[2];                     // index of the next item

@@ -10,7 +10,7 @@ enum : u32 {
     ROW_PIECES = 4,  // number of fp8 pieces of a row in a panel
     ROWS_PER_PASS = PRODUCER_THREADS / (ROW_PIECES * PANELS),
     PASSES = TILE / ROWS_PER_PASS,
-    NO_ROW = ~0u     // key beyond the context: its pieces are zero-filled
+    NO_ROW = ~0u     // key that the tile does not attend to: its pieces are zero-filled
 };
 static_assert(PRODUCER_THREADS == TILE, "a thread finds a key");
 
@@ -21,12 +21,12 @@ DEV u32 own_panel() { return tid() / 8 % PANELS; }
 DEV u32 own_piece() { return tid() % ROW_PIECES; }
 
 // Returns the row index in the KV pool of key at + tid() (one key per thread, for the step that begins at key
-// `at`); NO_ROW if that key is beyond the context.
+// `at`); NO_ROW if that key is beyond the context or before the first key of the tile.
 DEV u32 pool_row(const PrefillParams& job, const WorkTile& item, const i32* table, u32 at, u32 context) {
     const u32 position = at + tid();
-    if (position >= context) return NO_ROW;
+    if (position >= context || position < first_key(item)) return NO_ROW;
     const u32 block = (u32)table[position / BLOCK_TOKENS];
-    return (block * job.kv_heads + item.head) * 2 * BLOCK_TOKENS + position % BLOCK_TOKENS;
+    return (block * (job.kv_heads / KV_SHARERS) + item.head / KV_SHARERS) * 2 * BLOCK_TOKENS + position % BLOCK_TOKENS;
 }
 
 // Starts the copies of this thread for one step: keys at the rows `rows` of the KV pool, or the values of
@@ -79,22 +79,24 @@ DEV void fetch_all(const SharedMemoryLayout& shared, PipelineBarriers* m, const 
         if (item.steps == 0) return publish_item(shared, m, items, job, item);
         const i32* table = table_of(job, item.row);
         const u32 context = item.before + item.pairs / HEAD_GROUP;
+        const u32 begin = first_step(item);
+        u32* first_rows = rows + begin % 2 * TILE;
         // The earlier contents of `rows` may be overwritten: all threads have passed a barrier since reading
         // them.
-        rows[tid()] = pool_row(job, item, table, 0, context);
-        u32 ahead = pool_row(job, item, table, TILE, context);
+        first_rows[tid()] = pool_row(job, item, table, begin * TILE, context);
+        u32 ahead = pool_row(job, item, table, (begin + 1) * TILE, context);
         named_barrier_sync<1>(PRODUCER_THREADS);
-        start_pieces(keys.staged, job, rows, false);
+        start_pieces(keys.staged, job, first_rows, false);
         cp_async_commit();
-        start_pieces(values.staged, job, rows, true);
+        start_pieces(values.staged, job, first_rows, true);
         cp_async_commit();
-        for (u32 step = 0; step < item.steps; ++step) {
+        for (u32 step = begin; step < item.steps; ++step) {
             u32* next = step + 1 < item.steps ? rows + (step + 1) % 2 * TILE : nullptr;
             if (next) next[tid()] = ahead;
             named_barrier_sync<1>(PRODUCER_THREADS);
             ahead = pool_row(job, item, table, (step + 2) * TILE, context);
             load_step(keys, job, next, false);
-            if (step == 0) publish_item(shared, m, items, job, item);
+            if (step == begin) publish_item(shared, m, items, job, item);
             load_step(values, job, next, true);
         }
     });

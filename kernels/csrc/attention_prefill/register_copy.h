@@ -20,12 +20,12 @@ struct KvCopy {
 DEV u32 copied_key(u32 p) { return (tid() + p * 256) / PIECES; }
 DEV u32 copied_channel() { return tid() % PIECES * WIDTH; }
 
-// Loads the block-table entries of keys [at, at + STEP). For keys beyond the context, the entry of key 0 is
-// loaded instead.
+// Loads the block-table entries of keys [at, at + STEP). For keys that are not present, the entry of the first
+// present key is loaded instead.
 DEV void load_blocks(KvCopy& copy, const RowKvSource& row, u32 at) {
     UNROLL for (u32 p = 0; p < OWN; ++p) {
         const u32 position = at + copied_key(p);
-        copy.block[p] = (u32)row.table[position < row.context ? position / BLOCK_TOKENS : 0];
+        copy.block[p] = (u32)row.table[(is_present(row, position) ? position : first_key(row)) / BLOCK_TOKENS];
     }
 }
 
@@ -40,28 +40,29 @@ DEV void load_keys_and_values(KvCopy& copy, const KV* pool, const RowKvSource& r
     }
 }
 
-// Stores the keys and values of positions [at, at + STEP) from registers to shared memory. Positions beyond
-// the context are zero-filled.
+// Stores the keys and values of positions [at, at + STEP) from registers to shared memory. Positions that are not
+// present are zero-filled.
 DEV void store_keys_and_values(KV* stage, const KvCopy& copy, const RowKvSource& row, u32 at) {
     UNROLL for (u32 p = 0; p < OWN; ++p) {
         const u32 key = copied_key(p);
-        const bool present = at + key < row.context;
+        const bool present = is_present(row, at + key);
         store_loaded(stage + key * K_STRIDE + copied_channel(), copy.key[p], present);
         store_loaded(stage + STEP * K_STRIDE + key * V_STRIDE + copied_channel(), copy.value[p], present);
     }
 }
 
-// Copies keys [0, end) to `stage` in steps of STEP keys, and calls multiply(stage, first key) for each step.
+// Copies the keys before `end` to `stage` in steps of STEP keys, and calls multiply(stage, first key) for each step.
 // Every thread of the block must call it.
 template <class Multiply>
 DEV void copy_and_multiply(KV* stage, const KV* pool, const RowKvSource& row, u32 end, const Multiply& multiply) {
     KvCopy copy;
-    load_blocks(copy, row, 0);
-    load_keys_and_values(copy, pool, row, 0);
+    const u32 begin = first_step(row);
+    load_blocks(copy, row, begin);
+    load_keys_and_values(copy, pool, row, begin);
     keep_load_order();
-    load_blocks(copy, row, STEP);
+    load_blocks(copy, row, begin + STEP);
     keep_load_order();
-    for (u32 at = 0; at < end; at += STEP) {
+    for (u32 at = begin; at < end; at += STEP) {
         store_keys_and_values(stage, copy, row, at);
         load_keys_and_values(copy, pool, row, at + STEP);
         keep_load_order();

@@ -12,7 +12,17 @@ struct WorkTile {
     u32 first;         // first pair of the tile
     u32 before;        // number of keys before the row's first token
     u32 steps;         // number of steps of TILE keys; 0 for a padding row, which has no keys
+#if WINDOWED
+    u32 first_key;     // first key of the tile's first token; no later token attends to an earlier key
+#endif
 };
+#if WINDOWED
+DEV u32 first_key(const WorkTile& item) { return item.first_key; }
+#else
+DEV u32 first_key(const WorkTile&) { return 0; }
+#endif
+// Returns the first step that a tile multiplies. Earlier steps have no key of its tokens.
+DEV u32 first_step(const WorkTile& item) { return first_key(item) / TILE; }
 
 // Returns the number of keys that (query, head) pair `pair` of the row attends to.
 DEV u32 seen_by(const WorkTile& item, u32 pair) { return item.before + pair / HEAD_GROUP + 1; }
@@ -41,6 +51,9 @@ DEV WorkTile find(WorkTileSearch& search, const PrefillParams& job, u32 number) 
             const u32 context = (u32)job.context_lens[item.row], tokens = item.pairs / HEAD_GROUP;
             if (context < tokens) return item;
             item.before = context - tokens;
+#if WINDOWED
+            item.first_key = first_key_of(job, seen_by(item, item.first));
+#endif
             const u32 end = item.first + TILE_PAIRS;
             item.steps = (seen_by(item, (end < item.pairs ? end : item.pairs) - 1) + TILE - 1) / TILE;
             return item;

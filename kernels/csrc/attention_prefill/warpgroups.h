@@ -48,10 +48,17 @@ struct ConsumerState {
 
 // Computes the outputs of one work item, not yet divided by the sums of probabilities.
 DEV void multiply(float (&o)[OUTPUTS], SoftmaxRowState& r, ConsumerState& w, const SharedMemoryLayout& shared,
-                  PipelineBarriers* m, const WorkTile& item, float factor) {
+                  PipelineBarriers* m, const WorkTile& item, const PrefillParams& job) {
+    const float factor = job.factor;
     const u8* queries = shared.queries + w.items.stage * OPERAND_BYTES + w.group * GROUP_PAIRS * 128;
     const u32 first = item.first + w.group * GROUP_PAIRS, unmasked_steps = seen_by(item, first) / TILE;
     const u32 seen[2] = {seen_by(item, first + wgmma_row(0)), seen_by(item, first + wgmma_row(2))};
+#if WINDOWED
+    const u32 first_keys[2] = {first_key_of(job, seen[0]), first_key_of(job, seen[1])};
+    // First step from which all pairs of the group attend to all keys up to their own.
+    const u32 windowed_steps = (first_key_of(job, seen_by(item, first + GROUP_PAIRS - 1)) + TILE - 1) / TILE;
+#endif
+    const u32 begin = first_step(item);
     float s[SCORES], rescale[2];
     ProbabilityFragment<SCORES> p;
     const auto keys = [&] {
@@ -67,9 +74,17 @@ DEV void multiply(float (&o)[OUTPUTS], SoftmaxRowState& r, ConsumerState& w, con
         release(&m->keys.empty[w.keys.stage]);
         if (step + 1 == item.steps) release(&m->items.empty[w.items.stage]);
         advance<STAGES>(w.keys);
-        if (step < unmasked_steps) return online_softmax<false>(s, r, rescale, seen, factor);
+#if WINDOWED
+        if (step < windowed_steps) {
+            const u32 before = step * TILE;
+            const u32 masked[2] = {first_keys[0] > before ? first_keys[0] - before : 0,
+                                   first_keys[1] > before ? first_keys[1] - before : 0};
+            mask_first_scores(s, masked);
+        }
+#endif
+        if (step < unmasked_steps) return online_softmax<false, WINDOWED>(s, r, rescale, seen, factor);
         const u32 at = step * TILE, left[2] = {seen[0] > at ? seen[0] - at : 0, seen[1] > at ? seen[1] - at : 0};
-        online_softmax<true>(s, r, rescale, left, factor);
+        online_softmax<true, WINDOWED>(s, r, rescale, left, factor);
     };
     const auto finish_outputs = [&] {
         wgmma_wait<0>();
@@ -80,13 +95,13 @@ DEV void multiply(float (&o)[OUTPUTS], SoftmaxRowState& r, ConsumerState& w, con
 
     start_scores(s, queries, keys());
     wgmma_wait<0>();
-    softmax_step(0);
+    softmax_step(begin);
     pack(p, s);
-    for (u32 step = 1; step < item.steps; ++step) {
+    for (u32 step = begin + 1; step < item.steps; ++step) {
         const u8* step_keys = keys();
         barrier_wait(&m->sequence[w.group], w.sequence_waits++ & 1);
         start_scores(s, queries, step_keys);
-        start_outputs(o, p, values(), step != 1);
+        start_outputs(o, p, values(), step != begin + 1);
         release(&m->sequence[w.group ^ 1]);
         wgmma_wait<1>();
         softmax_step(step);
@@ -94,7 +109,7 @@ DEV void multiply(float (&o)[OUTPUTS], SoftmaxRowState& r, ConsumerState& w, con
         UNROLL for (u32 i = 0; i < OUTPUTS; ++i) o[i] *= rescale[i >> 1 & 1];
         pack(p, s);
     }
-    start_outputs(o, p, values(), item.steps != 1);
+    start_outputs(o, p, values(), item.steps != begin + 1);
     finish_outputs();
 }
 
@@ -131,8 +146,12 @@ DEV void consume_items(const SharedMemoryLayout& shared, PipelineBarriers* m, co
         float o[OUTPUTS], scale[2] = {0.f, 0.f};
         SoftmaxRowState r{{NO_SCORE, NO_SCORE}, {0.f, 0.f}};
         if (item.steps != 0) {
-            multiply(o, r, w, shared, m, item, job.factor);
-            UNROLL for (u32 pair = 0; pair < 2; ++pair) scale[pair] = 1.f / group_sum<4>(r.sum[pair]);
+            multiply(o, r, w, shared, m, item, job);
+            UNROLL for (u32 row = 0; row < 2; ++row) {
+                const u32 pair = item.first + w.group * GROUP_PAIRS + wgmma_row(row * 2);
+                const u32 head = item.head * HEAD_GROUP + pair % HEAD_GROUP;
+                scale[row] = 1.f / denominator(job, group_sum<4>(r.sum[row]), r.max[row] * job.factor, head);
+            }
         } else {
             UNROLL for (u32 i = 0; i < OUTPUTS; ++i) o[i] = 0.f;
             warp_sync();

@@ -8,7 +8,7 @@
 #endif
 
 enum : u32 {
-    STEP = 64,                   // keys per copy step
+    STEP = D == 256 ? 32 : 64,   // keys per copy step
     // Row strides in shared memory, in elements. Padding avoids bank conflicts: successive rows of K are
     // offset by half of the banks, successive rows of V by an eighth of the banks.
     K_STRIDE = D + 64 / sizeof(KV),
@@ -20,17 +20,32 @@ enum : u32 {
 struct RowKvSource {
     const i32* table;
     u32 kv_heads, head, context;
+#if WINDOWED
+    u32 first_key;  // first key that the queries of the block attend to
+#endif
 };
+#if WINDOWED
+DEV u32 first_key(const RowKvSource& row) { return row.first_key; }
+#else
+DEV u32 first_key(const RowKvSource&) { return 0; }
+#endif
+// Returns the first key of the first step, in which the queries of the block attend to a key. Steps are at fixed
+// positions.
+DEV u32 first_step(const RowKvSource& row) { return first_key(row) / STEP * STEP; }
+// Whether the key at `position` is in the context and may be read: earlier keys may have been freed.
+DEV bool is_present(const RowKvSource& row, u32 position) {
+    return position < row.context && position >= first_key(row);
+}
 
 #if WARP_SIZE == 64
 #  include "attention_prefill/register_copy.h"
 #else
-// Starts copying keys and values [at, at + STEP) of a row. Positions beyond the context are zero-filled.
+// Starts copying keys and values [at, at + STEP) of a row. Positions that are not present are zero-filled.
 DEV void copy_step(KV* stage, const KV* pool, const RowKvSource& row, u32 at) {
     constexpr u32 WIDTH = 16 / sizeof(KV), PIECES = D / WIDTH;
     for (u32 i = tid(); i < STEP * PIECES; i += bdim()) {
         const u32 key = i / PIECES, channel = i % PIECES * WIDTH, position = at + key;
-        const bool present = position < row.context;
+        const bool present = is_present(row, position);
         const u32 block = present ? (u32)row.table[position / BLOCK_TOKENS] : 0;
         const KV* from = pool + ((u64)block * row.kv_heads + row.head) * 2 * BLOCK_TOKENS * D +
                          position % BLOCK_TOKENS * D + channel;
@@ -39,13 +54,13 @@ DEV void copy_step(KV* stage, const KV* pool, const RowKvSource& row, u32 at) {
     }
 }
 
-// Copies keys [0, end) to shared memory in steps of STEP keys, and calls multiply(stage, first key) for each
+// Copies the keys before `end` to shared memory in steps of STEP keys, and calls multiply(stage, first key) for each
 // step; a step is copied while the previous step is multiplied. Every thread of the block must call it.
 template <class Multiply>
 DEV void copy_and_multiply(KV* stages, const KV* pool, const RowKvSource& row, u32 end, const Multiply& multiply) {
-    copy_step(stages, pool, row, 0);
+    copy_step(stages, pool, row, first_step(row));
     cp_async_commit();
-    for (u32 at = 0, stage = 0; at < end; at += STEP) {
+    for (u32 at = first_step(row), stage = 0; at < end; at += STEP) {
         const u32 next = STAGES == 1 ? 0 : stage ^ 1;
         if (STAGES > 1 && at + STEP < end) copy_step(stages + next * STAGE, pool, row, at + STEP);
         cp_async_commit();
@@ -62,12 +77,33 @@ DEV void copy_and_multiply(KV* stages, const KV* pool, const RowKvSource& row, u
 // `v`: number of keys that each query of the lane attends to. `most`: maximum of this number over the queries
 // of the warp.
 struct VisibleKeyCounts { u32 v[SLOTS], most; };
+#if WINDOWED
+// `v`: first key that each query of the lane attends to. `least`, `most`: minimum and maximum of this number over
+// the queries of the warp.
+struct FirstKeys { u32 v[SLOTS], least, most; };
+// Masks the scores of the keys of the tile at key `at` that are before the first key of each query.
+DEV void mask_first_keys(ScoreFragment& s, const FirstKeys& first, u32 at) {
+    UNROLL for (u32 i = 0; i < SLOTS; ++i)
+        UNROLL for (u32 j = 0; j < KEYS; ++j)
+            if (at + key_of(j) < first.v[i]) s.v[i][j] = NO_SCORE;
+}
+#else
+struct FirstKeys {};
+#endif
 
 DEV void multiply_step(SoftmaxState& r, const QueryOperand& q, const KV* stage, u32 at, const VisibleKeyCounts& seen,
-                       float factor) {
-    for (u32 tile = 0; tile < STEP && at + tile < seen.most; tile += TILE_KEYS) {
+                       const FirstKeys& first, float factor) {
+#if WINDOWED
+    u32 tile = first.least > at ? (first.least - at) / TILE_KEYS * TILE_KEYS : 0;
+#else
+    u32 tile = 0;
+#endif
+    for (; tile < STEP && at + tile < seen.most; tile += TILE_KEYS) {
         const KeyOperand k = load_keys(stage + tile * K_STRIDE, K_STRIDE);
         ScoreFragment s = score(q, k);
+#if WINDOWED
+        if (at + tile < first.most) mask_first_keys(s, first, at + tile);
+#endif
         u32 left[SLOTS];
         UNROLL for (u32 i = 0; i < SLOTS; ++i) left[i] = seen.v[i] > at + tile ? seen.v[i] - at - tile : 0;
         online_softmax(r, s, left, factor);
@@ -75,16 +111,19 @@ DEV void multiply_step(SoftmaxState& r, const QueryOperand& q, const KV* stage, 
     }
 }
 
-DEV void store_outputs(half_t* o, u32 o_stride, SoftmaxState& r, u32 first, u32 pairs) {
+DEV void store_outputs(half_t* o, const PrefillParams& job, SoftmaxState& r, u32 first, u32 pairs, u32 head) {
     finish(r);
     float scale[SLOTS];
-    UNROLL for (u32 i = 0; i < SLOTS; ++i) scale[i] = 1.f / r.sum[i];
+    UNROLL for (u32 i = 0; i < SLOTS; ++i) {
+        const u32 query_head = head * HEAD_GROUP + (first + query_of(i)) % HEAD_GROUP;
+        scale[i] = 1.f / denominator(job, r.sum[i], r.max[i], query_head);
+    }
     UNROLL for (u32 p = 0; p < PARTS; ++p) {
         const u32 slot = part_slot(p), pair = first + query_of(slot);
         if (pair < pairs) {
             struct alignas(PART * 2) OutputPart { half_t v[PART]; } part;
             UNROLL for (u32 j = 0; j < PART; ++j) part.v[j] = to_half(PART_VALUE(r.out, p, j) * scale[slot]);
-            *(OutputPart*)(o + (u64)(pair / HEAD_GROUP) * o_stride + pair % HEAD_GROUP * D + part_channel(p)) = part;
+            *(OutputPart*)(o + (u64)(pair / HEAD_GROUP) * job.o_stride + pair % HEAD_GROUP * D + part_channel(p)) = part;
         }
     }
 }
@@ -108,7 +147,14 @@ DEV void prefill(const PrefillParams& job) {
     }
 
     const u32 before = context - tokens;
-    const RowKvSource keys{table_of(job, row), job.kv_heads, head, context};
+    RowKvSource keys{};
+    keys.table = table_of(job, row);
+    keys.kv_heads = job.kv_heads / KV_SHARERS;
+    keys.head = head / KV_SHARERS;
+    keys.context = context;
+#if WINDOWED
+    keys.first_key = first_key_of(job, before + begin / HEAD_GROUP + 1);
+#endif
     const half_t* queries = job.q + (u64)token * job.q_stride + head * HEAD_GROUP * D;
     const QueryOperand mine = load_queries([&](u32 query) {
         const u32 pair = first + query;
@@ -121,10 +167,16 @@ DEV void prefill(const PrefillParams& job) {
     VisibleKeyCounts seen{{}, first < pairs ? before + last_of_warp / HEAD_GROUP + 1 : 0};
     UNROLL for (u32 i = 0; i < SLOTS; ++i) seen.v[i] = before + (first + query_of(i)) / HEAD_GROUP + 1;
     const u32 keys_of_block = before + last_of_block / HEAD_GROUP + 1;
+    FirstKeys first_keys{};
+#if WINDOWED
+    UNROLL for (u32 i = 0; i < SLOTS; ++i) first_keys.v[i] = first_key_of(job, seen.v[i]);
+    first_keys.least = first_key_of(job, before + first / HEAD_GROUP + 1);
+    first_keys.most = first_key_of(job, before + (first + QUERIES - 1) / HEAD_GROUP + 1);
+#endif
 
     SoftmaxState r;
     start(r);
     copy_and_multiply(stages, job.pool, keys, keys_of_block,
-                      [&](const KV* stage, u32 at) { multiply_step(r, mine, stage, at, seen, job.factor); });
-    store_outputs(out, job.o_stride, r, first, pairs);
+                      [&](const KV* stage, u32 at) { multiply_step(r, mine, stage, at, seen, first_keys, job.factor); });
+    store_outputs(out, job, r, first, pairs, head);
 }

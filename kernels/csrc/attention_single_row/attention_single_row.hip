@@ -20,6 +20,9 @@
 //   tables   block tables, i32 [sequence slots, table_width]; row r reads table table_rows[r], or table r if
 //            table_rows is null
 //
+//   window, sinks  as in attention/key_range.h; with -DWINDOWED=1 and -DSINKS=1 only. The keys that are divided among
+//            blocks begin at the tile that has the first key of the window; nothing before it is read.
+//
 //   -DHEAD_DIM=64|128  -DBLOCK_TOKENS=n (a multiple of 16)  -DHEAD_GROUP=1..8 query heads per KV head
 //   -DTEAM_WARPS=4|8 warps per block  -DSTAGES=n pipeline stages (tiles) of a warp's ring in shared memory
 //   -DEARLY_LAUNCH=1 calls grid_launch_dependents() at the start: faster if the next kernel's shared memory fits
@@ -29,9 +32,12 @@
 //
 // Rounding: probabilities to half_t; the output once. Roofline: 4 context D bytes per row and KV head.
 #include "dev.h"
+#include "attention/key_range.h"
 
 #define KV_FP8 0
 #define KEYS_FIRST 1
+#define LATE_VALUES 0
+#define FIRST_POSITION 0
 #ifndef EARLY_LAUNCH
 #  define EARLY_LAUNCH 0
 #endif
@@ -49,6 +55,7 @@ enum : u32 {
 #include "attention_decode/merge_records.h"
 #include "attention_decode/ring.h"
 #include "attention_single_row/share.h"
+#include "attention_decode/mask_first_keys.h"
 #include "attention_decode/from_projections.h"
 #include "attention_single_row/merge_cluster.h"
 
@@ -68,6 +75,9 @@ DEV void attend(const QueryKeySource& source, const SplitCursor& p, KvTileRing& 
         load_tile(ring, p.end - at, k, v);
         fetch_next(ring, tiles);
         ScoreFragment s = score(mine, k);
+#if WINDOWED
+        if (at == origin_of(p)) mask_first_keys(s.v, p, p.window);
+#endif
         const u32 seen[SLOTS] = {p.end - at, p.end - at};
         online_softmax(r, s, seen, factor);
         add_values(r, s, v);
@@ -81,9 +91,9 @@ KERNEL(TEAM)
 attention_single_row(half_t* o, KV* pool, const half_t* qkv, const half_t* q_norm, const half_t* k_norm, const float* cos,
                      const float* sin, const i32* positions, const i64* slots, const i32* cu_q, const i32* context_lens,
                      const i32* tables, const i32* table_rows, u32 kv_heads, u32 table_width, u32 qkv_stride, u32 o_stride,
-                     float factor, float eps) {
+                     float factor, float eps KEY_RANGE_PARAMS) {
     const SplitCursor p =
-        cursor_of_block(BatchMetadata{context_lens, cu_q, tables, table_rows, positions, kv_heads, table_width});
+        cursor_of_block(BatchMetadata{context_lens, cu_q, tables, table_rows, positions, kv_heads, table_width WINDOW_VALUE});
     half_t* const out = o + (u64)p.token * o_stride + p.head * HEAD_GROUP * D;
     if (p.context == 0) {
         grid_wait();
@@ -111,6 +121,6 @@ attention_single_row(half_t* o, KV* pool, const half_t* qkv, const half_t* q_nor
     sync();
     cluster_wait<BLOCKS>();
     send_records(s, p);
-    if (p.rank == 0) finish_cluster(s, p, out);
+    if (p.rank == 0) finish_cluster(s, p, out SINKS_VALUE);
 }
 EXPORT(attention_single_row)

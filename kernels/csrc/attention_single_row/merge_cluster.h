@@ -39,12 +39,17 @@ DEV MergedOutput merge_blocks(const float* records, u32 d, u32 count) {
 
 // Waits for the partial results of all blocks of the cluster, merges them and stores the outputs. Called in
 // the first block of the cluster.
-DEV void finish_cluster(const SharedMemoryLayout& s, const SplitCursor& p, half_t* out) {
+DEV void finish_cluster(const SharedMemoryLayout& s, const SplitCursor& p, half_t* out SINKS_PARAM) {
     barrier_wait_peers(s.records_full, 0);
     for (u32 i = tid(); i < HEAD_GROUP * QUADS; i += (u32)TEAM) {
         const MergedOutput m = merge_blocks(s.received + i / QUADS * RECORD, i % QUADS * 4, p.splits);
+#if SINKS
+        const float sum = with_sink(m.sum, m.max, sinks, p.head * HEAD_GROUP + i / QUADS);
+#else
+        const float sum = m.sum;
+#endif
         half_x4 y;
-        UNROLL for (u32 c = 0; c < 4; ++c) y.v[c] = to_half(m.value.v[c] / m.sum);
+        UNROLL for (u32 c = 0; c < 4; ++c) y.v[c] = to_half(m.value.v[c] / sum);
         *(half_x4*)(out + i * 4) = y;
     }
 }

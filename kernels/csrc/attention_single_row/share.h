@@ -10,13 +10,25 @@ struct SplitCursor {
     const i32* table;
     u32 first, end;     // range of the block's keys
     u32 split, splits;  // index of the block among the blocks with keys, and number of blocks with keys
+#if WINDOWED
+    u32 origin, window;  // first key of the first block; maximum number of keys that the row attends to
+    u32 count;           // rows of the block: 1
+#endif
 };
+#if WINDOWED
+DEV u32 origin_of(const SplitCursor& p) { return p.origin; }
+#else
+DEV u32 origin_of(const SplitCursor&) { return 0; }
+#endif
 DEV u32 first_key(const SplitCursor& p) { return p.first; }
 
 // Arrays and sizes that describe the rows of the step, from the arguments of the kernel.
 struct BatchMetadata {
     const i32 *context_lens, *cu_q, *tables, *table_rows, *positions;
     u32 kv_heads, table_width;
+#if WINDOWED
+    u32 window;
+#endif
 };
 
 DEV SplitCursor cursor_of_block(const BatchMetadata& rows) {
@@ -29,9 +41,15 @@ DEV SplitCursor cursor_of_block(const BatchMetadata& rows) {
     p.token = (u32)rows.cu_q[p.row];
     p.table = rows.tables + (u64)(rows.table_rows ? (u32)rows.table_rows[p.row] : p.row) * rows.table_width;
     p.position = (u32)rows.positions[p.token];
-    const u32 tiles = (p.context + TILE_KEYS - 1) / TILE_KEYS, each = (tiles + BLOCKS - 1) / BLOCKS;
+#if WINDOWED
+    p.window = rows.window;
+    p.count = 1;
+    p.origin = first_key_of(p.context, rows.window, 0) / TILE_KEYS * TILE_KEYS;
+#endif
+    const u32 keys = p.context - origin_of(p);
+    const u32 tiles = (keys + TILE_KEYS - 1) / TILE_KEYS, each = (tiles + BLOCKS - 1) / BLOCKS;
     p.splits = tiles == 0 ? 0 : (tiles + each - 1) / each;
-    p.first = p.rank * each * TILE_KEYS;
+    p.first = origin_of(p) + p.rank * each * TILE_KEYS;
     p.end = p.first + each * TILE_KEYS < p.context ? p.first + each * TILE_KEYS : p.context;
     return p;
 }

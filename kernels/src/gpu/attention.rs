@@ -2,21 +2,21 @@
 //! attention kernel over query tiles. Shapes that these kernels do not support use the reference kernel
 //! `attention_plain`.
 
-use device::gpu::{KernelDefine, KernelLaunch, KernelSource, TensorMap};
-use device::{DType, DeviceError, DeviceStream, MatMut, check_at_most, check_size};
+use device::gpu::{KernelDefine, KernelLaunch, KernelSource};
+use device::{DType, DeviceError, DeviceStream, MatMut, MatRef, check_at_most, check_size};
 
+use super::attention_heads::{
+    QueryHeadPartition, key_range_defines, max_keys_read, max_queries, window_argument,
+};
 use super::gemm::has_16_byte_rows;
 use super::launch_limits::DRIVER_BYTES;
 use crate::gpu::GpuBackend;
-use crate::{GpuKernel, KvLayout, PagedAttention, PagedAttentionArgs};
+use crate::{AttentionKeyRange, GpuKernel, KvLayout, PagedAttention, PagedAttentionArgs};
 
 pub(super) static DECODE: KernelSource = kernel_source!("attention_decode/attention_decode.hip");
-static PREFILL: KernelSource = kernel_source!("attention_prefill/attention_prefill.hip");
 static PLAIN: KernelSource = kernel_source!("attention_plain/attention_plain.hip");
 
 const KERNEL: &str = "paged_attention";
-/// Number of threads per block of the prefill kernel without WGMMA.
-const THREADS: u32 = 256;
 /// Number of warps per block of the decode kernel.
 pub(super) const DECODE_WARPS: usize = 4;
 /// Maximum number of stages (K/V tiles) and maximum number of bytes of the ring buffer of a warp in shared
@@ -26,6 +26,11 @@ pub(super) const DECODE_WARPS: usize = 4;
 const RING_TILES: usize = 3;
 const RING_BYTES: usize = 16 << 10;
 pub(super) const SINGLE_ROW_RING_BYTES: usize = 24 << 10;
+/// Number of stages for which a ring buffer may have more than `RING_BYTES` bytes: heads of 256 channels need them to
+/// load the next tile while a tile is multiplied.
+const MIN_RING_TILES: usize = 2;
+/// Maximum head size for which the decode kernel with an fp8 KV cache needs fewer registers.
+const FP8_SMALL_HEAD: usize = 128;
 /// Number of resident blocks per SM of the decode kernel with a ring buffer in shared memory, limited by
 /// registers.
 pub(super) const BLOCKS_WITH_RING: usize = 2;
@@ -41,21 +46,6 @@ const KEYS_FIRST_GROUP: usize = 8;
 pub(super) const RECORD_EXTRA_FLOATS: usize = 4;
 /// Number of keys, and also number of queries, in an MMA tile of a warp.
 pub(super) const TILE: usize = 16;
-/// Number of keys per copy step of the prefill kernel without WGMMA.
-const STEP_KEYS: usize = 64;
-/// Padding bytes per row of shared memory in the prefill kernel without WGMMA; a row contains one key and one
-/// value.
-const PADDING_BYTES: usize = 64 + 16;
-/// Number of threads per block of the WGMMA prefill kernel: one producer and two consumer warpgroups.
-const WARPGROUP_THREADS: u32 = 384;
-/// Number of queries per tile and of keys per step of the WGMMA prefill kernel.
-const WARPGROUP_TILE: usize = 128;
-/// Number of 16-bit matrices of `WARPGROUP_TILE` rows in the shared memory of the WGMMA prefill kernel: one
-/// of outputs, two of queries, two of keys and two of values. With an fp8 KV cache there is one of queries,
-/// and the freed bytes stage fp8 keys and values before conversion.
-const WARPGROUP_OPERANDS: usize = 7;
-/// Alignment of WGMMA operands in shared memory, in bytes.
-const PANEL_ALIGNMENT: usize = 1024;
 /// Maximum head size that the reference kernel `attention_plain` supports.
 const PLAIN_HEAD: usize = 512;
 /// log2(e): kernels compute the softmax in base 2, so the host multiplies the factor of the scores by
@@ -141,22 +131,16 @@ pub(super) struct DecodeOccupancy {
     pub(super) blocks: usize,
 }
 
-/// Grid and shared memory of a prefill launch, and the define that selects the kernel variant.
-struct PrefillGrid {
-    define: KernelDefine,
-    blocks: [u32; 3],
-    threads: u32,
-    shared_bytes: u32,
-}
-
 /// Arguments that the decode, prefill and reference (`attention_plain`) attention kernels share.
-struct AttentionLaunchArgs<'a> {
-    args: &'a PagedAttentionArgs<'a>,
-    layout: &'a KvLayout,
+pub(super) struct AttentionLaunchArgs<'a> {
+    pub(super) args: &'a PagedAttentionArgs<'a>,
+    pub(super) layout: &'a KvLayout,
     /// Address of the first byte of this layer in the KV pool.
-    pool: *const u8,
+    pub(super) pool: *const u8,
     /// Number of query heads per KV head (GQA group size).
     group: usize,
+    /// Query heads that a block of the decode or prefill kernel processes together.
+    pub(super) partition: QueryHeadPartition,
 }
 
 impl GpuBackend {
@@ -172,43 +156,44 @@ impl GpuBackend {
         if rows == 0 {
             return Ok(());
         }
-        let (kv_heads, dim) = (shape.layout.kv_heads, shape.layout.head_dim);
+        let (head_groups, dim) = (shape.head_groups(), shape.layout.head_dim);
+        let heads = shape.partition.heads;
         let rows_per_request = shape.args.rows.bounds.max_rows_per_request.clamp(1, rows);
         let small_batch = rows.div_ceil(rows_per_request) <= SMALL_BATCH_ROWS;
         let split_sizes = if small_batch { SMALL_BATCH_SPLITS } else { SPLITS };
-        let splits = max_splits(shape.args.rows.bounds.max_context_len, split_sizes);
-        let tokens_per_block = rows_per_request.min(TILE / shape.group);
-        let token_bytes = shape.group * (dim + RECORD_EXTRA_FLOATS) * 4;
-        let partial = self.scratch(s, rows * kv_heads * splits * token_bytes)?;
-        let arrival_counters = self.counters(s, rows * kv_heads)?;
-        let group = shape.group * tokens_per_block;
-        let is_small_group_fp8 = shape.fp8() == 1 && group <= KEYS_FIRST_GROUP;
+        let max_context_len = shape.args.rows.bounds.max_context_len;
+        let splits = max_splits(max_keys_read(max_context_len, shape.args.keys), split_sizes);
+        let tokens_per_block = rows_per_request.min(max_queries(dim) / heads);
+        let token_bytes = heads * (dim + RECORD_EXTRA_FLOATS) * 4;
+        let partial = self.scratch(s, rows * head_groups * splits * token_bytes)?;
+        let arrival_counters = self.counters(s, rows * head_groups)?;
+        let group = heads * tokens_per_block;
+        let is_small_group_fp8 =
+            shape.fp8() == 1 && group <= KEYS_FIRST_GROUP && dim <= FP8_SMALL_HEAD;
         let max_blocks = if is_small_group_fp8 { BLOCKS_WITH_FP8 } else { BLOCKS_WITH_RING };
         let row_bytes = dim * shape.layout.dtype.bytes();
         let record_bytes = token_bytes * tokens_per_block;
         let occupancy = self.decode_occupancy(&DecodeOccupancyInputs {
             row_bytes,
-            ring_bytes: RING_BYTES,
+            ring_bytes: RING_BYTES.max(MIN_RING_TILES * 2 * TILE * row_bytes),
             group,
             record_bytes,
             max_blocks,
             kv_fp8: shape.fp8() == 1,
         });
-        let [dim, block, group, fp8] = shape.defines();
-        let small_batch = ("SMALL_BATCH", u32::from(small_batch));
-        let (stages, tokens_per_block) =
-            (("STAGES", occupancy.stages as u32), ("TOKENS_PER_BLOCK", tokens_per_block as u32));
-        let first_position = ("FIRST_POSITION", shape.args.keys.first_position as u32);
-        let defines =
-            [dim, block, group, fp8, small_batch, stages, tokens_per_block, first_position];
+        let mut defines = shape.defines();
+        defines.push(("SMALL_BATCH", u32::from(small_batch)));
+        defines.push(("STAGES", occupancy.stages as u32));
+        defines.push(("TOKENS_PER_BLOCK", tokens_per_block as u32));
         // `FIRST_POSITION` is defined only if the first positions are masked, so that all launches without
         // masked positions use one compiled variant.
-        let defines = &defines[..defines.len() - usize::from(shape.args.keys.first_position == 0)];
-        let kernel = self.kernel(&DECODE, "attention_decode", defines)?;
+        let first_position = shape.args.keys.first_position as u32;
+        defines.extend((first_position > 0).then_some(("FIRST_POSITION", first_position)));
+        let kernel = self.kernel(&DECODE, "attention_decode", &defines)?;
         // The grid has as many blocks as can be resident on the GPU: each processes an equal share of the
         // splits of all rows and KV heads.
         let blocks =
-            (occupancy.blocks * self.multiprocessors() as usize).min(rows * kv_heads * splits);
+            (occupancy.blocks * self.multiprocessors() as usize).min(rows * head_groups * splits);
         let threads = DECODE_WARPS as u32 * self.warp_size();
         let o_stride = o.stride() as u32;
         let launch = KernelLaunch::new(
@@ -221,9 +206,9 @@ impl GpuBackend {
         .arg_ptr(partial)
         .arg_ptr(arrival_counters);
         let launch = shape.rows(launch.arg(shape.args.q).arg_ptr(shape.pool));
-        let launch = launch.u32(rows as u32).u32(kv_heads as u32).u32(shape.table_width());
+        let launch = launch.u32(rows as u32).u32(head_groups as u32).u32(shape.table_width());
         let launch = launch.u32(splits as u32).u32(rows_per_request as u32);
-        let launch = shape.strides(launch, o_stride).overlaps_predecessor();
+        let launch = shape.key_range(shape.strides(launch, o_stride)).overlaps_predecessor();
         // SAFETY: `check` compared the shapes; the caller guarantees context lengths and block tables;
         // scratch memory and counters cover all rows, KV heads and splits.
         unsafe { launch.launch(self, s) }
@@ -256,81 +241,6 @@ impl GpuBackend {
         DecodeOccupancy { stages, shared_bytes, blocks: blocks.clamp(1, max_blocks) }
     }
 
-    /// Launches prefill attention for the rows from index `first` on, which may have any number of queries.
-    fn attend_prefills(
-        &self,
-        s: &DeviceStream,
-        o: &mut MatMut<'_>,
-        shape: &AttentionLaunchArgs<'_>,
-        first: usize,
-    ) -> Result<(), DeviceError> {
-        let rows = shape.args.rows.len() - first;
-        if rows == 0 {
-            return Ok(());
-        }
-        let work_counter = self.counters(s, 1)?;
-        let layout = shape.layout;
-        let grid = if self.has_wgmma_tma() {
-            self.warpgroup_grid(o.rows(), rows, shape)
-        } else {
-            self.warp_grid(rows, shape)
-        };
-        let map = if self.has_wgmma_tma() && layout.dtype == self.half_dtype() {
-            let pool_rows = layout.blocks * layout.kv_heads * 2 * layout.block_tokens;
-            self.tensor_map(shape.pool, pool_rows, layout.head_dim)?
-        } else {
-            TensorMap::NONE
-        };
-        let [dim, block, group, fp8] = shape.defines();
-        let defines = [dim, block, group, fp8, grid.define];
-        let kernel = self.kernel(&PREFILL, "attention_prefill", &defines)?;
-        let o_stride = o.stride() as u32;
-        let launch = KernelLaunch::new(kernel, grid.blocks, grid.threads, grid.shared_bytes).out(o);
-        let launch =
-            launch.arg_ptr(work_counter).arg(shape.args.q).arg_ptr(shape.pool).arg_words(&map.0);
-        let launch = shape.rows(launch).u32(first as u32).u32(rows as u32);
-        let launch = launch.u32(layout.kv_heads as u32).u32(shape.table_width());
-        let launch = shape.strides(launch, o_stride);
-        // SAFETY: `check` compared the shapes; the caller guarantees context lengths and block tables.
-        unsafe { launch.overlaps_predecessor().launch(self, s) }
-    }
-
-    /// Whether the GPU and its driver support WGMMA and TMA (`dev/wgmma.h`, `dev/tensor_map.h`).
-    pub(super) fn has_wgmma_tma(&self) -> bool {
-        let maps = self.runtime().driver.tensor_map_encode.is_some() || self.arch() == "emulated";
-        maps && self.has_warpgroups()
-    }
-
-    /// Returns the grid of the WGMMA prefill kernel: persistent blocks, at most one per SM, for the query
-    /// tiles of `tokens` tokens in `rows` rows.
-    fn warpgroup_grid(
-        &self,
-        tokens: usize,
-        rows: usize,
-        shape: &AttentionLaunchArgs<'_>,
-    ) -> PrefillGrid {
-        let dim = shape.layout.head_dim;
-        let tiles = tokens * shape.group / WARPGROUP_TILE + rows;
-        let blocks = (tiles * shape.layout.kv_heads).min(self.multiprocessors() as usize) as u32;
-        let shared_bytes = (WARPGROUP_OPERANDS * WARPGROUP_TILE * dim * 2 + PANEL_ALIGNMENT) as u32;
-        let blocks = [blocks, 1, 1];
-        PrefillGrid { define: ("WGMMA", 1), blocks, threads: WARPGROUP_THREADS, shared_bytes }
-    }
-
-    /// Returns the grid of the prefill kernel without WGMMA: a block processes 16 (query, head) pairs per
-    /// warp. Every row gets as many blocks as the longest row needs.
-    fn warp_grid(&self, rows: usize, shape: &AttentionLaunchArgs<'_>) -> PrefillGrid {
-        let warps = (THREADS / self.warp_size()) as usize;
-        let tiles = (shape.args.rows.bounds.max_query_len * shape.group).div_ceil(warps * TILE);
-        let row_bytes = 2 * shape.layout.head_dim * shape.layout.dtype.bytes() + PADDING_BYTES;
-        let stage_bytes = (STEP_KEYS * row_bytes) as u32;
-        let stages =
-            if self.warp_size() == 32 && 2 * stage_bytes <= self.shared_bytes() { 2 } else { 1 };
-        let blocks = [tiles as u32, shape.layout.kv_heads as u32, rows as u32];
-        let shared_bytes = stages * stage_bytes;
-        PrefillGrid { define: ("STAGES", stages), blocks, threads: THREADS, shared_bytes }
-    }
-
     fn attend_plain(
         &self,
         s: &DeviceStream,
@@ -352,8 +262,7 @@ impl GpuBackend {
         let launch = launch.u32(shape.args.rows.len() as u32).u32(shape.group as u32);
         let launch = launch.u32(layout.kv_heads as u32).u32(shape.table_width());
         let keys = shape.args.keys;
-        let window =
-            keys.window.map_or(u32::MAX, |window| u32::try_from(window).unwrap_or(u32::MAX));
+        let window = keys.window.map_or(u32::MAX, window_argument);
         let launch = launch.u32(window).u32(keys.first_position as u32);
         let launch = launch.arg_or_null(shape.args.sinks);
         // SAFETY: `check` compared the shapes; the caller guarantees context lengths and block tables.
@@ -369,13 +278,14 @@ impl GpuKernel for PagedAttention<'_> {
         let offset = layout.key_tile(args.layer, 0, 0) * layout.dtype.bytes();
         // SAFETY: `check` compared the pool with its layout, and the layer is inside the pool.
         let pool = unsafe { kv.as_ptr().add(offset) };
-        let shape = AttentionLaunchArgs { args, layout, pool, group: args.heads / layout.kv_heads };
+        let group = args.heads / layout.kv_heads;
+        let partition = QueryHeadPartition::new(group, layout.head_dim);
+        let shape = AttentionLaunchArgs { args, layout, pool, group, partition };
         let decode_rows = args.rows.bounds.decode_rows.min(args.rows.len());
-        // The prefill kernels cannot mask the positions before `first_position`, and no tiled kernel has
-        // windows or sinks: steps that need these use the reference kernel `attention_plain`.
+        // The prefill kernel cannot mask the positions before `first_position`: steps that need it use the
+        // reference kernel `attention_plain`.
         let masks_prefill_rows = args.keys.first_position > 0 && decode_rows < args.rows.len();
-        let is_windowed = args.keys.window.is_some() || args.sinks.is_some();
-        if masks_prefill_rows || is_windowed || !shape.uses_tensor_cores(gpu.half_dtype(), &o) {
+        if masks_prefill_rows || !shape.uses_tensor_cores(gpu.half_dtype(), &o) {
             return gpu.attend_plain(s, &mut o, &shape);
         }
         gpu.attend_decodes(s, &mut o, &shape, decode_rows)?;
@@ -386,40 +296,72 @@ impl GpuKernel for PagedAttention<'_> {
 impl AttentionLaunchArgs<'_> {
     fn uses_tensor_cores(&self, half: DType, o: &MatMut<'_>) -> bool {
         self.args.q.dtype() == half
-            && matches!(self.layout.head_dim, 64 | 128)
+            && matches!(self.layout.head_dim, 64 | 128 | 256)
             && self.layout.block_tokens.is_multiple_of(TILE)
-            && self.group <= TILE
+            && self.group > 0
             && has_16_byte_rows(self.args.q)
             && has_16_byte_rows(o.as_ref())
     }
 
-    fn defines(&self) -> [KernelDefine; 4] {
-        [
+    /// Returns the defines that the decode and prefill kernels share. Those of sharers, windows and sinks are set
+    /// only where they are needed, so that other layers use one compiled variant.
+    pub(super) fn defines(&self) -> Vec<KernelDefine> {
+        let mut defines = vec![
             ("HEAD_DIM", self.layout.head_dim as u32),
             ("BLOCK_TOKENS", self.layout.block_tokens as u32),
-            ("HEAD_GROUP", self.group as u32),
+            ("HEAD_GROUP", self.partition.heads as u32),
             ("KV_FP8", self.fp8()),
-        ]
+        ];
+        let sharers = self.partition.sharers as u32;
+        defines.extend((sharers > 1).then_some(("KV_SHARERS", sharers)));
+        defines.extend(key_range_defines(self.args.keys, self.args.sinks.is_some()));
+        defines
+    }
+
+    /// Number of groups of query heads that blocks process separately.
+    pub(super) fn head_groups(&self) -> usize {
+        self.layout.kv_heads * self.partition.sharers
+    }
+
+    /// Appends the arguments of the decode and prefill kernels that the defines of windows and sinks add.
+    pub(super) fn key_range(&self, launch: KernelLaunch) -> KernelLaunch {
+        append_key_range(launch, self.args.keys, self.args.sinks)
     }
 
     fn fp8(&self) -> u32 {
         u32::from(self.layout.dtype == DType::F8E4M3)
     }
 
-    fn rows(&self, launch: KernelLaunch) -> KernelLaunch {
+    pub(super) fn rows(&self, launch: KernelLaunch) -> KernelLaunch {
         let rows = &self.args.rows;
         let launch = launch.arg(rows.cu_q).arg(rows.context_lens).arg(rows.block_tables);
         launch.arg_or_null(rows.table_rows)
     }
 
-    fn table_width(&self) -> u32 {
+    pub(super) fn table_width(&self) -> u32 {
         self.args.rows.block_tables.stride() as u32
     }
 
     /// Appends the last arguments of the decode, prefill and reference (`attention_plain`) attention kernels:
     /// row strides of queries and outputs, and the factor of the scores.
-    fn strides(&self, launch: KernelLaunch, o_stride: u32) -> KernelLaunch {
+    pub(super) fn strides(&self, launch: KernelLaunch, o_stride: u32) -> KernelLaunch {
         launch.u32(self.args.q.stride() as u32).u32(o_stride).f32(self.args.scale * LOG2_E)
+    }
+}
+
+/// Appends the size of the window, if there is one, and the address of the sinks, if there are sinks.
+pub(super) fn append_key_range(
+    launch: KernelLaunch,
+    keys: AttentionKeyRange,
+    sinks: Option<MatRef<'_>>,
+) -> KernelLaunch {
+    let launch = match keys.window {
+        Some(window) => launch.u32(window_argument(window)),
+        None => launch,
+    };
+    match sinks {
+        Some(sinks) => launch.arg(sinks),
+        None => launch,
     }
 }
 

@@ -2,12 +2,13 @@
 //! per row and KV head also computes QK norm, RoPE and the KV write.
 
 use device::gpu::{KernelLaunch, KernelSource};
-use device::{DeviceError, DeviceStream, MatMut};
+use device::{DeviceError, DeviceStream, MatMut, MatRef};
 
-use super::attention::{LOG2_E, RECORD_EXTRA_FLOATS, TILE};
+use super::attention::{LOG2_E, RECORD_EXTRA_FLOATS, TILE, append_key_range};
+use super::attention_heads::{key_range_defines, max_keys_read};
 use super::rope_attention::sources;
 use crate::gpu::GpuBackend;
-use crate::{AttentionMetadata, BatchUpperBounds, KvLayout, QkNormRopeArgs};
+use crate::{AttentionKeyRange, AttentionMetadata, BatchUpperBounds, KvLayout, QkNormRopeArgs};
 
 static ATTENTION_SINGLE_ROW: KernelSource =
     kernel_source!("attention_single_row/attention_single_row.hip");
@@ -37,11 +38,27 @@ pub(super) struct KvLayerPtr<'a> {
     pub(super) layout: &'a KvLayout,
 }
 
+/// Arguments of the single-row kernel, as in [`RopeAttention`](crate::RopeAttention).
+#[derive(Debug, Clone, Copy)]
+pub(super) struct SingleRowAttention<'a> {
+    pub(super) layer: KvLayerPtr<'a>,
+    pub(super) qk: &'a QkNormRopeArgs<'a>,
+    pub(super) rows: &'a AttentionMetadata<'a>,
+    pub(super) scale: f32,
+    pub(super) keys: AttentionKeyRange,
+    pub(super) sinks: Option<MatRef<'a>>,
+}
+
 impl GpuBackend {
     /// Whether [`RopeAttention`](crate::RopeAttention) uses the single-row kernel for `rows`; `RopeAttention`
     /// must support these rows.
-    pub(super) fn fits_single_row(&self, rows: &AttentionMetadata<'_>) -> bool {
-        self.has_warpgroups() && rows.bounds.max_context_len <= BatchUpperBounds::SHORT_CONTEXT
+    pub(super) fn fits_single_row(
+        &self,
+        rows: &AttentionMetadata<'_>,
+        keys: AttentionKeyRange,
+    ) -> bool {
+        let keys_read = max_keys_read(rows.bounds.max_context_len, keys);
+        self.has_warpgroups() && keys_read <= BatchUpperBounds::SHORT_CONTEXT
     }
 
     /// Launches `attention_single_row` for the op [`RopeAttention`](crate::RopeAttention); the caller has
@@ -50,11 +67,9 @@ impl GpuBackend {
         &self,
         s: &DeviceStream,
         mut o: MatMut<'_>,
-        layer: KvLayerPtr<'_>,
-        qk: &QkNormRopeArgs<'_>,
-        rows: &AttentionMetadata<'_>,
-        scale: f32,
+        args: &SingleRowAttention<'_>,
     ) -> Result<(), DeviceError> {
+        let SingleRowAttention { layer, qk, rows, scale, keys, sinks } = *args;
         let layout = layer.layout;
         let (kv_heads, dim, group) = (layout.kv_heads, layout.head_dim, qk.heads / layout.kv_heads);
         let warps = if group <= FOUR_WARPS_GROUP { 4 } else { 8 };
@@ -64,7 +79,7 @@ impl GpuBackend {
         let capacity = (self.shared_bytes() as usize).saturating_sub(fixed_bytes + STATIC_BYTES);
         let max_stages = if warps == 8 { EIGHT_WARP_STAGES } else { STAGES };
         let stages = (capacity / stage_bytes).clamp(1, max_stages);
-        let defines = [
+        let mut defines = vec![
             ("HEAD_DIM", dim as u32),
             ("BLOCK_TOKENS", layout.block_tokens as u32),
             ("HEAD_GROUP", group as u32),
@@ -72,6 +87,7 @@ impl GpuBackend {
             ("STAGES", stages as u32),
             ("EARLY_LAUNCH", u32::from(qk.heads * dim <= EARLY_LAUNCH_COLUMNS)),
         ];
+        defines.extend(key_range_defines(keys, sinks.is_some()));
         let kernel = self.kernel(&ATTENTION_SINGLE_ROW, "attention_single_row", &defines)?;
         let blocks = (BLOCKS * rows.len() * kv_heads) as u32;
         let threads = warps as u32 * self.warp_size();
@@ -88,6 +104,7 @@ impl GpuBackend {
             .u32(o.stride() as u32)
             .f32(scale * LOG2_E)
             .f32(qk.eps);
+        let launch = append_key_range(launch, keys, sinks);
         // SAFETY: the shapes were checked; the caller guarantees positions, slots, context lengths and block
         // tables.
         unsafe { launch.launch(self, s) }

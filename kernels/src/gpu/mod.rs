@@ -32,6 +32,8 @@ macro_rules! kernel_source {
 }
 
 mod attention;
+mod attention_heads;
+mod attention_prefill;
 mod attention_single_row;
 mod backend;
 mod convert;

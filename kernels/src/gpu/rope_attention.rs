@@ -6,13 +6,14 @@ use device::{Buffer, DType, DeviceError, DeviceStream, MatMut, check_dtype, chec
 
 use super::attention::{
     BLOCKS_WITH_RING, DECODE, DECODE_WARPS, DecodeOccupancyInputs, LOG2_E, RECORD_EXTRA_FLOATS,
-    SINGLE_ROW_RING_BYTES, SINGLE_ROW_SPLITS, TILE, max_splits,
+    SINGLE_ROW_RING_BYTES, SINGLE_ROW_SPLITS, TILE, append_key_range, max_splits,
 };
-use super::attention_single_row::KvLayerPtr;
+use super::attention_heads::{key_range_defines, max_keys_read};
+use super::attention_single_row::{KvLayerPtr, SingleRowAttention};
 use super::gemm::has_16_byte_rows;
 use super::qk_rope;
 use crate::gpu::GpuBackend;
-use crate::op::check_layer;
+use crate::op::{check_key_range, check_layer};
 use crate::{AttentionMetadata, GpuKernel, KvLayout, QkNormRopeArgs, RopeAttention};
 
 const KERNEL: &str = "rope_attention";
@@ -45,8 +46,10 @@ impl GpuBackend {
 
 impl GpuKernel for RopeAttention<'_> {
     fn launch(self, gpu: &GpuBackend, s: &DeviceStream) -> Result<(), DeviceError> {
-        let Self { mut o, pool: kv, layout, qk, rows, scale } = self;
+        let Self { mut o, pool: kv, layout, qk, rows, scale, keys, sinks } = self;
         check(&o, kv, layout, qk, rows)?;
+        check_key_range(KERNEL, keys, sinks, qk.heads)?;
+        check_size(KERNEL, "first position", keys.first_position, 0)?;
         if !gpu.fits_rope_attention(qk, rows, layout) || !has_16_byte_rows(o.as_ref()) {
             let dtype = qk.qkv.dtype();
             return Err(DeviceError::Unsupported { kernel: KERNEL, what: "projections", dtype });
@@ -57,12 +60,17 @@ impl GpuKernel for RopeAttention<'_> {
         let layer_offset = layout.key_tile(qk.layer, 0, 0) * layout.dtype.bytes();
         // SAFETY: the layer is inside the pool, whose size was checked.
         let layer = unsafe { kv.as_mut_ptr().add(layer_offset) };
-        if gpu.fits_single_row(rows) {
+        if gpu.fits_single_row(rows, keys) {
             let layer = KvLayerPtr { address: layer, layout };
-            return gpu.attend_single_row(s, o, layer, qk, rows, scale);
+            return gpu.attend_single_row(
+                s,
+                o,
+                &SingleRowAttention { layer, qk, rows, scale, keys, sinks },
+            );
         }
         let (kv_heads, dim, group) = (layout.kv_heads, layout.head_dim, qk.heads / layout.kv_heads);
-        let splits = max_splits(rows.bounds.max_context_len, SINGLE_ROW_SPLITS);
+        let keys_read = max_keys_read(rows.bounds.max_context_len, keys);
+        let splits = max_splits(keys_read, SINGLE_ROW_SPLITS);
         let record_bytes = group * (dim + RECORD_EXTRA_FLOATS) * 4;
         let partial = gpu.scratch(s, rows.len() * kv_heads * splits * record_bytes)?;
         let arrival_counters = gpu.counters(s, rows.len() * kv_heads)?;
@@ -74,7 +82,7 @@ impl GpuKernel for RopeAttention<'_> {
             max_blocks: BLOCKS_WITH_RING,
             kv_fp8: false,
         });
-        let defines = [
+        let mut defines = vec![
             ("HEAD_DIM", dim as u32),
             ("BLOCK_TOKENS", layout.block_tokens as u32),
             ("HEAD_GROUP", group as u32),
@@ -82,6 +90,7 @@ impl GpuKernel for RopeAttention<'_> {
             ("STAGES", occupancy.stages as u32),
             ("FROM_QKV", 1),
         ];
+        defines.extend(key_range_defines(keys, sinks.is_some()));
         let kernel = gpu.kernel(&DECODE, "attention_decode", &defines)?;
         let max_blocks = rows.len() * kv_heads * splits;
         let blocks = (occupancy.blocks * gpu.multiprocessors() as usize).min(max_blocks) as u32;
@@ -102,6 +111,7 @@ impl GpuKernel for RopeAttention<'_> {
             .u32(o.stride() as u32)
             .f32(scale * LOG2_E)
             .f32(qk.eps);
+        let launch = append_key_range(launch, keys, sinks);
         // SAFETY: the shapes were checked; the caller guarantees positions, slots, context lengths and block
         // tables; scratch memory and counters cover all rows, KV heads and splits.
         unsafe { launch.launch(gpu, s) }

@@ -1,9 +1,9 @@
 //! Ops of grouped-query attention (GQA) with a paged KV pool.
 
-use device::{Buffer, DType, DeviceError, MatMut, check_dtype, check_size};
+use device::{Buffer, DType, DeviceError, MatMut, MatRef, check_dtype, check_size};
 
 use super::check_norm_dtype;
-use crate::{AttentionMetadata, KvLayout, PagedAttentionArgs, QkNormRopeArgs};
+use crate::{AttentionKeyRange, AttentionMetadata, KvLayout, PagedAttentionArgs, QkNormRopeArgs};
 
 /// Computes `q = rope(norm(q))`, and writes `rope(norm(k))` and `v` to the KV pool at the slot of each token.
 #[derive(Debug)]
@@ -47,6 +47,10 @@ pub struct RopeAttention<'a> {
     pub rows: &'a AttentionMetadata<'a>,
     /// Factor of the attention scores.
     pub scale: f32,
+    /// Keys that the queries attend to; `first_position` must be 0.
+    pub keys: AttentionKeyRange,
+    /// Attention sinks, as in [`PagedAttentionArgs`]. `None` = no sinks.
+    pub sinks: Option<MatRef<'a>>,
 }
 
 impl QkNormRopeKvWrite<'_> {
@@ -72,13 +76,7 @@ impl PagedAttention<'_> {
         check_dtype(kernel, "block_tables", args.rows.block_tables.dtype(), DType::I32)?;
         let table_rows = args.rows.table_rows.map_or(DType::I32, |rows| rows.dtype());
         check_dtype(kernel, "table_rows", table_rows, DType::I32)?;
-        if args.keys.window == Some(0) {
-            return check_size(kernel, "window", 0, 1);
-        }
-        if let Some(sinks) = args.sinks {
-            check_dtype(kernel, "sinks", sinks.dtype(), DType::F32)?;
-            check_size(kernel, "sinks", sinks.cols(), args.heads)?;
-        }
+        check_key_range(kernel, args.keys, args.sinks, args.heads)?;
         if !args.heads.is_multiple_of(layout.kv_heads) {
             return check_size(kernel, "query heads", args.heads, layout.kv_heads);
         }
@@ -132,6 +130,22 @@ impl QkNormRopeArgs<'_> {
             _ => Ok(()),
         }
     }
+}
+
+/// Checks that a window has a key, and that there is a sink in f32 for each of `heads` query heads if there are
+/// sinks.
+pub(crate) fn check_key_range(
+    kernel: &'static str,
+    keys: AttentionKeyRange,
+    sinks: Option<MatRef<'_>>,
+    heads: usize,
+) -> Result<(), DeviceError> {
+    if keys.window == Some(0) {
+        return check_size(kernel, "window", 0, 1);
+    }
+    let Some(sinks) = sinks else { return Ok(()) };
+    check_dtype(kernel, "sinks", sinks.dtype(), DType::F32)?;
+    check_size(kernel, "sinks", sinks.cols(), heads)
 }
 
 /// Checks that the layer index is inside the KV pool and that `pool` is as large as its layout.

@@ -19,8 +19,8 @@ struct PagedAttentionCase {
     heads: usize,
     /// Keys that queries attend to.
     keys: AttentionKeyRange,
-    /// Whether attention has sinks.
-    has_sinks: bool,
+    /// Sinks of the query heads, in natural units; `None` = no sinks.
+    sinks: Option<Vec<f32>>,
     layouts: [KvLayout; 2],
     pools: [Buffer; 2],
     /// Tokens and context length of each row.
@@ -87,7 +87,7 @@ impl PagedAttentionCase {
         Self {
             heads,
             keys: AttentionKeyRange::default(),
-            has_sinks: false,
+            sinks: None,
             layouts,
             pools,
             rows: rows.to_vec(),
@@ -137,8 +137,7 @@ impl PagedAttentionCase {
         let tables = pair.put(&self.tables, self.tables.len() / self.width, self.width);
         let seq_slots = pair.put(&self.seq_slots, 1, rows);
         let bounds = BatchUpperBounds::of(self.rows.iter().copied(), self.max_rows_per_request);
-        let sinks: Vec<f32> = (0..self.heads).map(|head| head as f32 - 1.5).collect();
-        let sinks = pair.put(&sinks, 1, self.heads);
+        let sinks = self.sinks.as_ref().map(|sinks| pair.put(sinks, 1, self.heads));
         let mut o = pair.poisoned(self.layouts[0].dtype, q.gpu().rows(), q.gpu().cols());
         let views: [fn(&CpuGpuMatrix) -> MatRef<'_>; 2] = [CpuGpuMatrix::gpu, CpuGpuMatrix::cpu];
         let devices = pair.backends();
@@ -159,7 +158,7 @@ impl PagedAttentionCase {
                 layer: 1,
                 scale,
                 keys: self.keys,
-                sinks: self.has_sinks.then(|| view(&sinks)),
+                sinks: sinks.as_ref().map(view),
             };
             let out = if at == 0 { o.gpu_mut() } else { o.cpu_mut() };
             let pool = (&self.pools[at], &self.layouts[at]);
@@ -206,7 +205,10 @@ fn check_keys(
 ) {
     let mut numbers = pair.numbers(heads.0 as u64);
     let mut case = PagedAttentionCase::new(pair, &mut numbers, heads, dtype, rows);
-    (case.keys, case.has_sinks) = (keys, keys.window.is_some_and(|window| window % 2 == 0));
+    case.keys = keys;
+    if keys.window.is_some_and(|window| window % 2 == 0) {
+        case.sinks = Some((0..heads.0).map(|head| head as f32 - 1.5).collect());
+    }
     case.free_unused_blocks();
     let q = case.queries(pair, &mut numbers);
     let what = format!("{heads:?} {dtype:?} {rows:?}");
@@ -277,6 +279,81 @@ fn sliding_windows_and_sinks_agree_with_the_cpu() {
         }
         let keys = AttentionKeyRange { first_position: 1, window: Some(20) };
         check_keys(pair, (2, 1, 512, 16), BF16, &[(1, 21), (1, 22), (5, 60)], keys);
+        check_keys(pair, (4, 2, 128, 16), BF16, &[(1, 2), (1, 17), (1, 21), (1, 40), (1, 9)], keys);
+    }
+}
+
+/// Returns a window of `window` keys.
+fn window(window: usize) -> AttentionKeyRange {
+    AttentionKeyRange { first_position: 0, window: Some(window) }
+}
+
+/// Windows that are shorter than a KV block, that begin within a tile, and that are much shorter than the context,
+/// with eight query heads per KV head; decode rows of small and of large batches, chunks and whole prompts.
+#[test]
+fn windows_of_shared_heads_agree_with_the_cpu() {
+    for pair in &pairs() {
+        let prefills = [(1, 300), (40, 40), (30, 290), (17, 129)];
+        for keys in [window(5), window(24), window(128)] {
+            let decodes = [(1, 1), (1, 128), (1, 129), (1, 300), (1, 143)];
+            check_keys(pair, (8, 1, 64, 64), DType::BF16, &decodes, keys);
+            check_keys(pair, (8, 1, 64, 64), DType::BF16, &decodes[..4], keys);
+            check_keys(pair, (8, 1, 64, 64), DType::BF16, &prefills, keys);
+        }
+        check_keys(pair, (8, 1, 64, 64), DType::BF16, &[(1, 4096), (1, 4000)], window(128));
+        check_keys(pair, (8, 1, 64, 64), DType::BF16, &[(20, 2100)], window(128));
+        check_keys(pair, (4, 2, 128, 16), DType::BF16, &[(1, 1100), (40, 700)], window(513));
+    }
+}
+
+#[test]
+fn heads_of_256_channels_agree_with_the_cpu() {
+    for pair in &pairs() {
+        let rows = [(1, 1), (1, 129), (1, 300), (1, 16), (1, 65)];
+        for heads in [(4, 2, 256, 16), (16, 1, 256, 32)] {
+            check(pair, heads, DType::BF16, &rows);
+            check(pair, heads, DType::BF16, &rows[..3]);
+            check(pair, heads, DType::BF16, &[(1, 40), (37, 37), (5, 100), (3, 32)]);
+        }
+        check_keys(pair, (4, 2, 256, 16), DType::BF16, &rows, window(33));
+        check_keys(pair, (4, 2, 256, 16), DType::BF16, &[(1, 90), (37, 137), (70, 70)], window(33));
+    }
+}
+
+/// KV heads with more query heads than a block processes together.
+#[test]
+fn many_query_heads_of_a_kv_head_agree_with_the_cpu() {
+    for pair in &pairs() {
+        let rows = [(1, 70), (1, 300), (9, 40)];
+        check(pair, (48, 2, 64, 16), DType::BF16, &rows);
+        check_keys(pair, (34, 2, 64, 16), DType::BF16, &rows, window(40));
+    }
+}
+
+/// A sink that exceeds all scores makes the outputs zero; a sink that all scores exceed has no effect.
+#[test]
+fn extreme_sinks_agree_with_the_cpu() {
+    for pair in &pairs() {
+        for rows in
+            [&[(1, 300), (1, 20), (20, 150)][..], &[(1, 3), (1, 900), (1, 40), (1, 5), (1, 7)]]
+        {
+            for keys in [AttentionKeyRange::default(), window(128)] {
+                let heads = (8, 2, 64, 16);
+                let mut numbers = pair.numbers(9);
+                let mut case =
+                    PagedAttentionCase::new(pair, &mut numbers, heads, DType::BF16, rows);
+                case.keys = keys;
+                case.sinks = Some(vec![-1e4, 1e4, 1e30, -1e30, 30.0, -30.0, 0.0, 80.0]);
+                let q = case.queries(pair, &mut numbers);
+                let o = case.run(pair, &q, true);
+                pair.check(&format!("{rows:?} {keys:?}"), &o, tolerance(DType::BF16));
+                let [o, _] = pair.read_floats(&o);
+                for row in o.chunks(heads.0 * heads.2) {
+                    assert!(row[64..192].iter().all(|x| *x == 0.0), "large sinks");
+                    assert!(row[..64].iter().any(|x| *x != 0.0), "small sink");
+                }
+            }
+        }
     }
 }
 
@@ -294,29 +371,35 @@ fn decodes_of_many_rows_agree_with_the_cpu() {
 /// prefill.
 #[test]
 fn chunked_prefill_matches_whole_prefill_bitwise() {
-    let heads = (6, 2, 64, 16);
-    let width = heads.0 * heads.2;
     for pair in &pairs() {
-        let mut numbers = pair.numbers(5);
-        let rows = [(75, 290), (3, 3), (65, 131)];
-        let mut case = PagedAttentionCase::new(pair, &mut numbers, heads, DType::BF16, &rows);
-        let tokens: usize = rows.iter().map(|r| r.0).sum();
-        let values = numbers.reals::<bf16>(tokens * width);
-        let [all, _] = pair.read_floats(&case.run(pair, &pair.put(&values, tokens, width), false));
-        let (seq_slots, mut begin) = (case.seq_slots.clone(), 0);
-        for ((tokens, context), seq_slot) in rows.into_iter().zip(seq_slots) {
-            for (from, to) in [(0, tokens), (0, 2), (2, tokens)] {
-                let (n, at) = (to - from, (begin + from) * width);
-                (case.rows, case.seq_slots) = (vec![(n, context - tokens + to)], vec![seq_slot]);
-                let q = pair.put(&values[at..at + n * width], n, width);
-                let [single_row, _] = pair.read_floats(&case.run(pair, &q, false));
-                // A single token is a decode row, which sums in another order.
-                if n > 1 {
-                    assert_eq!(single_row, all[at..at + n * width], "{from} to {to} of {tokens}");
-                }
+        check_chunks(pair, (6, 2, 64, 16), AttentionKeyRange::default());
+        check_chunks(pair, (6, 2, 64, 16), window(50));
+        check_chunks(pair, (4, 2, 256, 16), window(50));
+    }
+}
+
+fn check_chunks(pair: &CpuGpuPair, heads: HeadShape, keys: AttentionKeyRange) {
+    let width = heads.0 * heads.2;
+    let mut numbers = pair.numbers(5);
+    let rows = [(75, 290), (3, 3), (65, 131)];
+    let mut case = PagedAttentionCase::new(pair, &mut numbers, heads, DType::BF16, &rows);
+    case.keys = keys;
+    let tokens: usize = rows.iter().map(|r| r.0).sum();
+    let values = numbers.reals::<bf16>(tokens * width);
+    let [all, _] = pair.read_floats(&case.run(pair, &pair.put(&values, tokens, width), false));
+    let (seq_slots, mut begin) = (case.seq_slots.clone(), 0);
+    for ((tokens, context), seq_slot) in rows.into_iter().zip(seq_slots) {
+        for (from, to) in [(0, tokens), (0, 2), (2, tokens)] {
+            let (n, at) = (to - from, (begin + from) * width);
+            (case.rows, case.seq_slots) = (vec![(n, context - tokens + to)], vec![seq_slot]);
+            let q = pair.put(&values[at..at + n * width], n, width);
+            let [single_row, _] = pair.read_floats(&case.run(pair, &q, false));
+            // A single token is a decode row, which sums in another order.
+            if n > 1 {
+                assert_eq!(single_row, all[at..at + n * width], "{from} to {to} of {tokens}");
             }
-            begin += tokens;
         }
+        begin += tokens;
     }
 }
 
@@ -347,8 +430,10 @@ fn decodes_are_batch_invariant() {
     let many =
         [(1, 900), (1, 3), (1, 449), (1, 64), (1, 1350), (1, 131), (1, 448), (1, 2), (1, 30)];
     for pair in &pairs() {
-        check_batch_invariance(pair, heads, &few, 1);
-        check_batch_invariance(pair, heads, &many, 5);
+        for keys in [AttentionKeyRange::default(), window(100), window(700)] {
+            check_batch_invariance(pair, heads, &few, 1, keys);
+            check_batch_invariance(pair, heads, &many, 5, keys);
+        }
     }
 }
 
@@ -360,13 +445,18 @@ fn successive_tokens_of_a_request_agree_with_the_cpu() {
     let requests = [(1, 259), (1, 1), (1, 0), (1, 452), (1, 18), (1, 17), (1, 900)];
     let tokens = [5, 1, 1, 5, 2, 4, 3];
     for pair in &pairs() {
-        for (heads, dtype) in [
-            ((2, 2, 64, 16), DType::BF16),
-            ((4, 1, 128, 32), DType::BF16),
-            ((16, 1, 64, 16), DType::BF16),
+        let whole = AttentionKeyRange::default();
+        for (heads, dtype, keys) in [
+            ((2, 2, 64, 16), DType::BF16, whole),
+            ((4, 1, 128, 32), DType::BF16, whole),
+            ((16, 1, 64, 16), DType::BF16, whole),
+            ((2, 1, 256, 16), DType::BF16, whole),
+            ((2, 2, 64, 16), DType::BF16, window(40)),
+            ((8, 1, 64, 16), DType::BF16, window(452)),
         ] {
             let mut numbers = pair.numbers(6);
             let mut case = PagedAttentionCase::new(pair, &mut numbers, heads, dtype, &requests);
+            case.keys = keys;
             case.split_into_single_tokens(&tokens);
             let (rows, seq_slots, width) =
                 (case.rows.clone(), case.seq_slots.clone(), heads.0 * heads.2);
@@ -398,9 +488,11 @@ fn check_batch_invariance(
     heads: HeadShape,
     rows: &[(usize, usize)],
     part: usize,
+    keys: AttentionKeyRange,
 ) {
     let mut numbers = pair.numbers(4);
     let mut case = PagedAttentionCase::new(pair, &mut numbers, heads, DType::BF16, rows);
+    case.keys = keys;
     let width = heads.0 * heads.2;
     let values = numbers.reals::<bf16>(rows.len() * width);
     let q = pair.put(&values, rows.len(), width);

@@ -24,6 +24,16 @@ const PREFILLS: [(usize, usize); 5] = [(21, TOKENS), (3, 3), (66, 300), (1, 129)
 const DECODES: [(usize, usize); 4] = [(1, TOKENS), (1, 37), (1, 192), (1, 1)];
 
 pub(crate) fn check(pair: &CpuGpuPair, heads: Fp8HeadShape, dtype: DType, decode: bool) {
+    check_keys(pair, heads, dtype, decode, AttentionKeyRange::default());
+}
+
+fn check_keys(
+    pair: &CpuGpuPair,
+    heads: Fp8HeadShape,
+    dtype: DType,
+    decode: bool,
+    keys: AttentionKeyRange,
+) {
     let (query_heads, kv_heads, head_dim, block_tokens) = heads;
     let mut numbers = pair.numbers((query_heads * head_dim) as u64);
     let blocks = TOKENS.div_ceil(block_tokens);
@@ -111,7 +121,7 @@ pub(crate) fn check(pair: &CpuGpuPair, heads: Fp8HeadShape, dtype: DType, decode
             heads: query_heads,
             layer: 1,
             scale,
-            keys: AttentionKeyRange::default(),
+            keys,
             sinks: None,
         };
         let out = if at == 0 { o.gpu_mut() } else { o.cpu_mut() };
@@ -133,6 +143,9 @@ fn attention_over_fp8_agrees_with_the_cpu() {
             check(pair, (4, 2, 128, 16), DType::BF16, decode);
             check(pair, (8, 1, 64, 32), DType::BF16, decode);
             check(pair, (16, 1, 128, 16), DType::BF16, decode);
+            check(pair, (4, 2, 256, 16), DType::BF16, decode);
+            let keys = AttentionKeyRange { first_position: 0, window: Some(100) };
+            check_keys(pair, (4, 2, 128, 16), DType::BF16, decode, keys);
             check(pair, (4, 2, 48, 6), DType::BF16, decode);
             check(pair, (2, 1, 80, 16), DType::F32, decode);
         }

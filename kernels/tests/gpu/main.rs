@@ -19,6 +19,7 @@ mod emulated_gpu;
 mod support;
 
 mod attention;
+mod attention_speed;
 mod blas_library;
 mod cards;
 mod device;

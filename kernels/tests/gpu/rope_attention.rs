@@ -32,6 +32,9 @@ struct RopeAttentionCase<T> {
     tables: Vec<i32>,
     width: usize,
     slots: Vec<i64>,
+    keys: AttentionKeyRange,
+    /// Sinks of the query heads; `None` = no sinks.
+    sinks: Option<Vec<f32>>,
 }
 
 impl<T: GpuTestFloat> RopeAttentionCase<T> {
@@ -80,7 +83,20 @@ impl<T: GpuTestFloat> RopeAttentionCase<T> {
             tables,
             width,
             slots,
+            keys: AttentionKeyRange::default(),
+            sinks: None,
         }
+    }
+
+    /// Limits the keys to a window, with sinks, and frees the blocks before the window of each row.
+    fn with_window(mut self, window: usize) -> Self {
+        self.keys.window = Some(window);
+        self.sinks = Some((0..self.heads.0).map(|head| head as f32 - 2.0).collect());
+        for (row, context) in self.contexts.iter().enumerate() {
+            let unused = self.keys.first_key(context.saturating_sub(1)) / self.layout.block_tokens;
+            self.tables[row * self.width..][..unused].fill(i32::MAX);
+        }
+        self
     }
 
     /// Returns the case with row `r` only; it keeps the block tables of all rows.
@@ -97,6 +113,8 @@ impl<T: GpuTestFloat> RopeAttentionCase<T> {
             tables: self.tables[r * self.width..(r + 1) * self.width].to_vec(),
             width: self.width,
             slots: vec![self.slots[r]],
+            keys: self.keys,
+            sinks: self.sinks.clone(),
         }
     }
 
@@ -144,6 +162,8 @@ impl<T: GpuTestFloat> RopeAttentionCase<T> {
             table_rows: None,
             bounds: BatchUpperBounds::of(std::iter::repeat_n((1, longest_context), rows), 1),
         };
+        let sinks = self.sinks.as_ref().map(|sinks| DeviceArray::row(device, sinks));
+        let sinks = sinks.as_ref().map(DeviceArray::mat);
         let mut o = DeviceArray::<T>::poisoned(device, rows, heads * dim);
         let kv = (&mut pool.buffer, &self.layout);
         if fused_limit.is_some() {
@@ -157,6 +177,8 @@ impl<T: GpuTestFloat> RopeAttentionCase<T> {
                         qk: &qk,
                         rows: &batch,
                         scale: SCALE,
+                        keys: self.keys,
+                        sinks,
                     },
                 )
                 .unwrap();
@@ -174,8 +196,8 @@ impl<T: GpuTestFloat> RopeAttentionCase<T> {
                 heads,
                 layer: 1,
                 scale: SCALE,
-                keys: AttentionKeyRange::default(),
-                sinks: None,
+                keys: self.keys,
+                sinks,
             };
             device
                 .launch(
@@ -204,7 +226,11 @@ pub(crate) fn check<T: GpuTestFloat>(
     contexts: &[usize],
     normed: bool,
 ) {
-    let case = RopeAttentionCase::<T>::new(heads, contexts, normed);
+    check_case(device, &RopeAttentionCase::<T>::new(heads, contexts, normed));
+}
+
+fn check_case<T: GpuTestFloat>(device: &GpuBackend, case: &RopeAttentionCase<T>) {
+    let (heads, contexts) = (case.heads, &case.contexts);
     let what = format!("{} {heads:?} {contexts:?}", device.name());
     let (o_separate, pool_separate) = case.run(device, None);
     // Tests the kernel for short contexts and the kernel for contexts of any length.
@@ -239,5 +265,18 @@ fn fused_rope_attention_matches_two_launches() {
         // Contexts with several tiles of keys per warp, and more tiles than the ring buffer has stages.
         check::<bf16>(&device, (2, 1, 64, 16), &[530, BatchUpperBounds::SHORT_CONTEXT], true);
         check::<bf16>(&device, (4, 1, 64, 32), &[1100], true);
+    }
+}
+
+#[test]
+fn fused_rope_attention_has_windows_and_sinks() {
+    for device in devices().into_iter().filter(|d| d.warp_size() == 32) {
+        for (heads, contexts, window) in [
+            ((8, 1, 64, 64), &[1, 128, 129, 0, 300][..], 128),
+            ((4, 2, 128, 16), &[40, 16, 33, 1200], 20),
+        ] {
+            let case = RopeAttentionCase::<bf16>::new(heads, contexts, window == 20);
+            check_case(&device, &case.with_window(window));
+        }
     }
 }
