@@ -161,6 +161,21 @@ impl KernelBackend {
         }
     }
 
+    /// Packs matrices of the same shape as [`pack_row_major`](Self::pack_row_major) does, but GPUs store them in
+    /// MXFP4 if that represents all elements exactly: experts of a checkpoint in MXFP4.
+    ///
+    /// Errors: shapes differ, or allocation fails.
+    pub fn pack_mxfp4(
+        &self,
+        matrices: &[Vec<HostMat<'_>>],
+        dtype: DType,
+    ) -> Result<PackedMatrixGroup, DeviceError> {
+        match self {
+            Self::Cpu(cpu) => cpu.pack_group(matrices, dtype, false),
+            Self::Gpu(gpu) => gpu.pack_mxfp4(matrices, dtype),
+        }
+    }
+
     /// Returns the type in which to pack the experts of a model with `layers` MoE layers, given the gate-up
     /// and down projections of one layer and inputs of type `dtype`. The type is fp8 if both projections are
     /// stored in fp8 with a scale block shape that the device supports, and experts dequantised to `dtype`

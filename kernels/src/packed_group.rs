@@ -15,13 +15,23 @@ const ALIGNMENT: usize = 64;
 /// [`KernelBackend::pack_group`](crate::KernelBackend::pack_group).
 ///
 /// The memory layout depends on the device. CPUs store separate matrices, because a packed panel (32 outputs)
-/// must not contain outputs of two matrices. GPUs store one stack of all rows, either row-major or in the
-/// tiled TMA layout.
+/// must not contain outputs of two matrices. GPUs store one stack of all rows, row-major, in the tiled TMA layout
+/// or in MXFP4.
 #[derive(Debug)]
 pub struct PackedMatrixGroup {
     parts: Vec<Arc<PackedMatrix>>,
     len: usize,
-    tma_packed: bool,
+    layout: GroupLayout,
+}
+
+/// Memory layout of the rows of a group on a GPU.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum GroupLayout {
+    RowMajor,
+    /// Tiles for TMA (`csrc/moe/tma_layout.h`).
+    Tma,
+    /// Rows in MXFP4 (`csrc/dev/mxfp4.h`); the type of the matrices is that of the decoded elements.
+    Mxfp4,
 }
 
 impl PackedMatrixGroup {
@@ -34,23 +44,34 @@ impl PackedMatrixGroup {
             }
         }
         let parts: Vec<Arc<PackedMatrix>> = parts.into_iter().map(Arc::new).collect();
-        Ok(Self { len: parts.len(), parts, tma_packed: false })
+        Ok(Self { len: parts.len(), parts, layout: GroupLayout::RowMajor })
     }
 
     /// Makes a group of `len` matrices that were stacked by rows and packed as one matrix.
     pub(crate) fn stacked(stack: PackedMatrix, len: usize) -> Result<Self, DeviceError> {
         check("rows of the stack", stack.n(), stack.n().next_multiple_of(len.max(1)))?;
-        Ok(Self { parts: vec![Arc::new(stack)], len, tma_packed: false })
+        Ok(Self { parts: vec![Arc::new(stack)], len, layout: GroupLayout::RowMajor })
     }
 
     /// Records that the rows of the group are stored in the TMA layout.
     pub(crate) fn into_tma_packed(self) -> Self {
-        Self { tma_packed: true, ..self }
+        Self { layout: GroupLayout::Tma, ..self }
+    }
+
+    /// Records that the rows of the group are stored in MXFP4.
+    pub(crate) fn into_mxfp4(self) -> Self {
+        Self { layout: GroupLayout::Mxfp4, ..self }
     }
 
     /// Whether rows are stored in the TMA layout.
     pub(crate) fn is_tma_packed(&self) -> bool {
-        self.tma_packed
+        self.layout == GroupLayout::Tma
+    }
+
+    /// Whether rows are stored in MXFP4.
+    #[must_use]
+    pub fn is_mxfp4(&self) -> bool {
+        self.layout == GroupLayout::Mxfp4
     }
 
     /// Number of matrices.
@@ -77,7 +98,7 @@ impl PackedMatrixGroup {
         self.parts.first().map_or(0, |part| part.k())
     }
 
-    /// Element type: f32, bf16, f16, or fp8 with scales.
+    /// Element type: f32, bf16, f16, or fp8 with scales; for MXFP4 the 16-bit type to which kernels decode elements.
     #[must_use]
     pub fn dtype(&self) -> DType {
         self.parts.first().map_or(DType::F32, |part| part.dtype())
@@ -98,11 +119,11 @@ impl PackedMatrixGroup {
         &self.parts[i]
     }
 
-    /// Returns matrix `i` as a separate matrix that shares the memory of the group. `None` if the rows are in
-    /// the TMA layout, the matrix does not start at a multiple of the buffer alignment, or `i >= len`.
+    /// Returns matrix `i` as a separate matrix that shares the memory of the group. `None` if the rows are
+    /// not row-major, the matrix does not start at a multiple of the buffer alignment, or `i >= len`.
     #[must_use]
     pub fn matrix(&self, i: usize) -> Option<Arc<PackedMatrix>> {
-        if self.tma_packed || i >= self.len {
+        if self.layout != GroupLayout::RowMajor || i >= self.len {
             return None;
         }
         if self.parts.len() == self.len {

@@ -57,8 +57,8 @@ const TEXT_PART: &str = "only the text part (`text_config`) is loaded";
 const CAUSAL_ONLY: &str = "`use_bidirectional_attention`: false; `attn_logit_softcapping`: null";
 const UNCAPPED: &str = "`final_logit_softcapping`: null";
 const DENSE_GRANITE: &str = "`num_local_experts`: 0; `layer_types`: `attention` in every layer";
-const MXFP4_EXPERTS: &str = "MXFP4 experts (`quant_method`: `mxfp4`) are dequantised when they are loaded; experts with biases \
-     run as unoptimised kernels on GPUs";
+const MXFP4_EXPERTS: &str =
+    "MXFP4 experts (`quant_method`: `mxfp4`) are dequantised when they are loaded on CPUs";
 const FULL_ROPE: &str =
     "`rope_scaling`: `linear`, `llama3` and `yarn`; no partial rotary embedding";
 

@@ -193,8 +193,8 @@ impl Ops {
         })
     }
 
-    /// Packs experts with biases: as [`Ops::pack_experts`], but dequantised to the model's type, in the layout
-    /// of the kernels that add biases.
+    /// Packs experts with biases: as [`Ops::pack_experts`], but in the layout of the kernels that add biases,
+    /// dequantised to the model's type. `is_mxfp4`: the checkpoint stores the experts in MXFP4, which GPUs keep.
     pub fn pack_biased_experts(
         &self,
         first_expert: usize,
@@ -202,9 +202,15 @@ impl Ops {
         down: &[Vec<HostMat<'_>>],
         activation: GateActivation,
         biases: ExpertBiases,
+        is_mxfp4: bool,
     ) -> Result<PackedExperts, OpError> {
-        let gate_up = self.device.pack_row_major(gate_up, self.dtype())?;
-        let down = self.device.pack_row_major(down, self.dtype())?;
+        let pack = |matrices: &[Vec<HostMat<'_>>]| {
+            if is_mxfp4 {
+                return self.device.pack_mxfp4(matrices, self.dtype());
+            }
+            self.device.pack_row_major(matrices, self.dtype())
+        };
+        let (gate_up, down) = (pack(gate_up)?, pack(down)?);
         let packed = PackedExperts {
             first: first_expert,
             gate_up,

@@ -31,7 +31,7 @@ const FORMATS: &str = "
 | FP8 e4m3, scales per block of 128 × 128 | `fp8` with `weight_block_size: [128, 128]`, also with `scale_fmt: ue8m0`; `compressed-tensors` with `strategy: block` | yes | yes | emulated |
 | FP8 e4m3, scales per output channel | `compressed-tensors` with `strategy: channel`; `modelopt` with `FP8_PER_CHANNEL_PER_TOKEN`, for all layers or, with `MIXED_PRECISION`, for those in `quantized_layers` | yes | yes | emulated |
 | FP8 e4m3, one scale per weight | `fp8` without `weight_block_size`; `compressed-tensors` with `strategy: tensor`; `modelopt` with `FP8`, for all layers or for those in `quantized_layers` | yes | yes | emulated |
-| MXFP4, experts of gpt-oss | `mxfp4` | dequantised to 16 bits (f32 with `--dtype float32`) when loaded | as on the CPU | emulated |
+| MXFP4, experts of gpt-oss | `mxfp4` | dequantised to 16 bits (f32 with `--dtype float32`) when loaded | emulated: 4 bits in memory, decoded in kernels | emulated |
 
 ### Fields and scales of formats
 

@@ -4,13 +4,16 @@
 //
 // The warps form a grid of WARPS_M x WARPS_N; each computes FRAGS_M x FRAGS_N MMA tiles of 16 x 16.
 // -DGATED=1: rows of W are ordered as 16 gate rows, then the 16 up rows of the same outputs, so that a lane
-// has gate and up of an output. Sums are over ascending k, whatever the tile, so the result of a row is
+// has gate and up of an output. -DWEIGHTS_MXFP4=1: W is MXFP4 (tile_mxfp4.h). Sums are over ascending k, whatever the tile, so the result of a row is
 // bit-identical for any TILE_M and in any batch.
 #pragma once
 #include "dev/strip.h"
 
 #ifndef TILE_M
 #  define TILE_M 128
+#endif
+#ifndef WEIGHTS_MXFP4
+#  define WEIGHTS_MXFP4 0
 #endif
 #ifndef GATED
 #  define GATED 0
@@ -33,6 +36,19 @@ static_assert(FRAGS_M * WARPS_M * 16 == TILE_M && FRAGS_N * WARPS_N * 16 == TILE
 
 // Accumulators of a lane, one fragment for each MMA tile of its warp.
 struct TileAccumulators { FragC c[FRAGS_M][FRAGS_N]; };
+DEV TileAccumulators zero_tile() {
+    TileAccumulators t;
+    UNROLL for (u32 i = 0; i < FRAGS_M; ++i)
+        UNROLL for (u32 j = 0; j < FRAGS_N; ++j) t.c[i][j] = zero_c();
+    return t;
+}
+
+// Unit of addresses of W.
+#if WEIGHTS_MXFP4
+typedef u8 WeightElement;
+#else
+typedef half_t WeightElement;
+#endif
 
 // Returns the index in W of row `r` of the tile. `first`: first output of the tile; `n`: number of rows of W.
 // Rows beyond the last output repeat the row of the last output.
@@ -56,6 +72,16 @@ template <class Row> DEV void copy_step(half_t* stage, const Row& x_row, const h
     }
 }
 
+// Starts copying columns [at, at + 32) (K) of the rows of x only.
+template <class Row> DEV void copy_rows(half_t* stage, const Row& x_row, u32 k, u32 at) {
+    for (u32 i = tid(); i < TILE_M * (STEP_K / 8); i += WARPS * WARP_SIZE) {
+        const u32 line = i / (STEP_K / 8), here = i % (STEP_K / 8) * 8;
+        const half_t* row = x_row(line);
+        const bool present = row && at + here < k;
+        cp_async16_zfill(stage + line * STRIDE + here, present ? row + at + here : x_row(0), present);
+    }
+}
+
 DEV void multiply_step(TileAccumulators& t, const half_t* stage) {
     const half_t* x = stage + warp_id() % WARPS_M * FRAGS_M * 16 * STRIDE;
     const half_t* w = stage + (TILE_M + warp_id() / WARPS_M * FRAGS_N * 16) * STRIDE;
@@ -69,13 +95,12 @@ DEV void multiply_step(TileAccumulators& t, const half_t* stage) {
     }
 }
 
+#if !WEIGHTS_MXFP4
 // Returns the products of the rows of x (x_row) with the rows of W for outputs [first, first + OUTPUTS).
 // `stages`: shared memory of STAGES * STAGE elements.
 template <class Row> DEV TileAccumulators tile_product(half_t* stages, const Row& x_row, const half_t* w, u32 first,
                                                        u32 n, u32 k) {
-    TileAccumulators t;
-    UNROLL for (u32 i = 0; i < FRAGS_M; ++i)
-        UNROLL for (u32 j = 0; j < FRAGS_N; ++j) t.c[i][j] = zero_c();
+    TileAccumulators t = zero_tile();
     const u32 steps = (k + STEP_K - 1) / STEP_K;
     for (u32 s = 0; s + 1 < STAGES; ++s) {
         if (s < steps) copy_step(stages + s * STAGE, x_row, w, first, n, k, s * STEP_K);
@@ -92,6 +117,14 @@ template <class Row> DEV TileAccumulators tile_product(half_t* stages, const Row
     }
     return t;
 }
+#endif
+#endif
+
+#if WEIGHTS_MXFP4
+#  include "gemm/tile_mxfp4.h"
+#else
+// Returns the number of elements of a matrix of n rows and k columns.
+DEV u64 matrix_elements(u32 n, u32 k) { return (u64)n * k; }
 #endif
 
 // Calls put(row, output, value, up value) for every result that this lane has; `row` and `output` are indices

@@ -23,13 +23,12 @@ DEV void multiply_step(TileAccumulators& t, const half_t* stage) {
     }
 }
 
+#if !WEIGHTS_MXFP4
 // Returns the products of the rows of x (x_row) with the rows of W for outputs [first, first + OUTPUTS).
 // `stage`: shared memory of STAGE elements.
 template <class Row> DEV TileAccumulators tile_product(half_t* stage, const Row& x_row, const half_t* w, u32 first,
                                                        u32 n, u32 k) {
-    TileAccumulators t;
-    UNROLL for (u32 i = 0; i < FRAGS_M; ++i)
-        UNROLL for (u32 j = 0; j < FRAGS_N; ++j) t.c[i][j] = zero_c();
+    TileAccumulators t = zero_tile();
     TileCopy<half_t, TILE_M + TILE_N, STEP_K, WARPS * WARP_SIZE, 2> copy;
     const auto line = [&](u32 r) -> const half_t* {
         return r < TILE_M ? x_row(r) : w + (u64)line_row(r - TILE_M, first, n) * k;
@@ -38,3 +37,4 @@ template <class Row> DEV TileAccumulators tile_product(half_t* stage, const Row&
     copy_steps(stage, STRIDE, copy, k, [](u32, u32) {}, [&](u32) { multiply_step(t, stage); });
     return t;
 }
+#endif

@@ -7,11 +7,12 @@
 // depend on the previous kernel. The sums of the warps are added in shared memory in ascending order of
 // warps.
 //
-// Order of additions: ascending k within a chunk, then ascending chunks within a warp, then ascending warps.
+// Order of additions: ascending k within a chunk (MXFP4: every fourth vector of eight columns in turn), then ascending chunks within a warp, then ascending warps.
 // It depends only on K and the number of warps, so the result of a row is bit-identical in any batch.
 //
 //   -DGATED=1       a strip has gate rows and the up rows of the same outputs
 //   -DTILES=1..8    strips per block
+//   -DWEIGHTS_MXFP4=1  W is MXFP4 (dev/mxfp4.h); K is a multiple of 32
 // Dynamic shared memory: M * (K rounded up to 128, + 32) * 2 + warps * TILES * STRIP_ROWS * M * 4 bytes.
 #pragma once
 #include "dev/strip.h"
@@ -19,6 +20,9 @@
 
 #ifndef TILES
 #  define TILES 2
+#endif
+#ifndef WEIGHTS_MXFP4
+#  define WEIGHTS_MXFP4 0
 #endif
 #ifndef GATED
 #  define GATED 0
@@ -33,9 +37,16 @@ enum : u32 {
     WIDTH = STRIP_ROWS / (GATED ? 2 : 1)
 };
 
+// Unit of addresses of W.
+#if WEIGHTS_MXFP4
+typedef u8 WeightElement;
+#else
+typedef half_t WeightElement;
+#endif
+
 // Matrix W, and the first output of the block; the strips of the block begin at this output.
 struct StripWeights {
-    const half_t* w;
+    const WeightElement* w;
     u32 first, n, k;  // first output of the block; rows and columns of W
 };
 
@@ -46,24 +57,11 @@ DEV u64 weight_row(const StripWeights& w, u32 tile) {
     return (out < outputs ? out : outputs - 1) + (r < WIDTH ? 0 : outputs);
 }
 
-// Weights that a lane has of one strip of W over one chunk (128 columns of K), in vectors of 8 columns.
-struct StripPieces { half_x8 v[PIECES]; };
-
-DEV StripPieces load_strip(const StripWeights& w, u32 tile, u32 chunk) {
-    const half_t* p = w.w + weight_row(w, tile) * w.k;
-    StripPieces s;
-    UNROLL for (u32 i = 0; i < PIECES; ++i) {
-        const u32 k = chunk * CHUNK + i * 32 + strip_k();
-#if WARP_SIZE == 64
-        // No branch, because on AMD a branch ends with a wait for the load inside it. Columns past the last
-        // one read the start of the row instead; they are multiplied by zeros of x.
-        s.v[i] = load_stream((const half_x8*)(p + (k < w.k ? k : 0)));
+#if WEIGHTS_MXFP4
+#  include "gemm_small_m/weights_mxfp4.h"
 #else
-        s.v[i] = k < w.k ? load_stream((const half_x8*)(p + k)) : zero8();
+#  include "gemm_small_m/weights_half.h"
 #endif
-    }
-    return s;
-}
 
 // Iterates over the work of a warp: its chunks (128 columns of K each) of one strip, then its chunks of the
 // next strip.
@@ -104,7 +102,7 @@ DEV void multiply(f32x4& c, const StripPieces& w, const half_t* xs, u32 m, u32 s
     UNROLL for (u32 i = 0; i < PIECES; ++i) {
         StripOperandA x;
         UNROLL for (u32 j = 0; j < STRIP_X; ++j) {
-            const u32 row = strip_x_row(j), k = chunk * CHUNK + i * 32 + strip_k();
+            const u32 row = strip_x_row(j), k = piece_column(chunk, i);
 #if WARP_SIZE == 64
             // Rows from m on read row 0 instead; their sums are not stored.
             x.v[j] = bits_as<half_x8>(load_piece(xs + (row < m ? row : 0) * stride + k));
@@ -112,7 +110,7 @@ DEV void multiply(f32x4& c, const StripPieces& w, const half_t* xs, u32 m, u32 s
             x.v[j] = row < m ? *(const half_x8*)(xs + row * stride + k) : zero8();
 #endif
         }
-        strip_mma(c, x, w.v[i]);
+        strip_mma(c, x, weight_piece(w, i));
     }
 }
 

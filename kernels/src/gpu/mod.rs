@@ -59,6 +59,7 @@ mod moe_fused_decode;
 mod moe_gemm;
 mod moe_grouped_gemm_tma;
 mod moe_route;
+mod mxfp4;
 mod norm;
 mod one_shot_all_reduce;
 mod pooling;

@@ -68,6 +68,22 @@ impl GpuBackend {
         PackedMatrixGroup::stacked(self.load_float(&parts, dtype)?, matrices.len())
     }
 
+    /// Stacks matrices of one shape in MXFP4, whose elements kernels decode to `dtype`; as
+    /// [`pack_row_major`](Self::pack_row_major) if MXFP4 does not represent all elements exactly or `dtype` is f32.
+    pub fn pack_mxfp4(
+        &self,
+        matrices: &[Vec<HostMat<'_>>],
+        dtype: DType,
+    ) -> Result<PackedMatrixGroup, DeviceError> {
+        let parts: Vec<HostMat<'_>> = matrices.iter().flatten().copied().collect();
+        if dtype == self.half_dtype()
+            && let Some(stack) = self.load_mxfp4(&parts, dtype)?
+        {
+            return Ok(PackedMatrixGroup::stacked(stack, matrices.len())?.into_mxfp4());
+        }
+        self.pack_row_major(matrices, dtype)
+    }
+
     fn align(&self, s: &DeviceStream, call: &MoeLaunchArgs<'_>) -> Result<(), DeviceError> {
         let count = call.experts.down.len();
         let blocks = call.routed_pairs.div_ceil(ALIGN_PAIRS);
@@ -205,7 +221,8 @@ fn check(
     if weights != x.dtype() {
         check_dtype(KERNEL, "input", x.dtype(), half)?;
     }
-    if gate_up.is_tma_packed() || weights != x.dtype() {
+    let is_mxfp4 = gate_up.is_mxfp4() || down.is_mxfp4();
+    if gate_up.is_tma_packed() || is_mxfp4 || weights != x.dtype() {
         check_size(KERNEL, "row stride", x.stride(), x.stride().next_multiple_of(8))?;
         check_size(KERNEL, "alignment of x", x.as_ptr().addr() % 16, 0)?;
     }

@@ -147,6 +147,28 @@ impl MoeLaunchArgs<'_> {
         gated_product_defines(first.then_some(self.experts.activation))
     }
 
+    /// Returns the defines of a GEMM over row-major 16-bit weights or MXFP4. `BIASED` and `WEIGHTS_MXFP4` are
+    /// defined only for experts with biases and in MXFP4, so that other experts use one compiled variant.
+    pub(super) fn gemm_defines(&self, first: bool) -> Vec<KernelDefine> {
+        let biased = self.bias(first).map(|_| ("BIASED", 1));
+        let is_mxfp4 = self.gemm_weights(first).0.is_mxfp4();
+        let mxfp4 = is_mxfp4.then_some(("WEIGHTS_MXFP4", 1));
+        self.gate_defines(first).into_iter().chain(biased).chain(mxfp4).collect()
+    }
+
+    /// Returns the biases of a projection of all experts, f32 `[experts, outputs]`, or `None` if there are none.
+    pub(super) fn bias(&self, first: bool) -> Option<MatRef<'_>> {
+        if first { self.experts.gate_up_bias } else { self.experts.down_bias }
+    }
+
+    /// Appends the argument of kernels with the define `BIASED`, if the projection has biases.
+    pub(super) fn append_bias(&self, launch: KernelLaunch, first: bool) -> KernelLaunch {
+        match self.bias(first) {
+            Some(bias) => launch.arg(bias),
+            None => launch,
+        }
+    }
+
     /// Returns the element type of the expert outputs.
     pub(super) fn out_type(&self) -> DType {
         self.kernel.out_type(self.x.dtype())
@@ -282,8 +304,7 @@ fn choose_kernel(
         };
     }
     let has_16_byte_columns = x.cols().is_multiple_of(8) && experts.down.k().is_multiple_of(8);
-    let is_plain = x.dtype() == DType::F32 || experts.has_biases();
-    if is_plain || !has_16_byte_columns || !has_16_byte_rows(x) {
+    if x.dtype() == DType::F32 || !has_16_byte_columns || !has_16_byte_rows(x) {
         return MoeKernel::Plain;
     }
     match pairs_per_expert {

@@ -30,13 +30,14 @@ impl GpuBackend {
             // memory.
             return check_size(KERNEL, "input features of the small-M GEMM", k, 0);
         };
-        let [gated, gate, alpha, limit] = call.gate_defines(first);
-        let defines = [gated, gate, alpha, limit, ("TILES", strips as u32)];
+        let mut defines = call.gemm_defines(first);
+        defines.push(("TILES", strips as u32));
         let kernel = self.kernel(&GEMM_SMALL_M, "moe_gemm_small_m", &defines)?;
         let grid = [blocks as u32, call.max_segments() as u32, 1];
         let launch = KernelLaunch::new(kernel, grid, THREADS, shared_bytes as u32);
+        let launch = call.append_bias(call.gemm_args(launch, first), first);
         // SAFETY: `check` compared all shapes; scratch memory was allocated for the sizes of `call`.
-        unsafe { call.gemm_args(launch, first).overlaps_predecessor().launch(self, s) }
+        unsafe { launch.overlaps_predecessor().launch(self, s) }
     }
 
     /// Launches the grouped GEMM for many tokens per expert, in tiles of `rows` rows of x. `first`: true for
@@ -48,14 +49,15 @@ impl GpuBackend {
         rows: usize,
         first: bool,
     ) -> Result<(), DeviceError> {
-        let [gated, gate, alpha, limit] = call.gate_defines(first);
-        let defines = [gated, gate, alpha, limit, ("TILE_M", rows as u32)];
+        let mut defines = call.gemm_defines(first);
+        defines.push(("TILE_M", rows as u32));
         let kernel = self.kernel(&GROUPED_GEMM, "moe_grouped_gemm", &defines)?;
         let blocks = call.gemm_weights(first).0.n().div_ceil(TILE_OUTPUTS);
         let grid = [blocks as u32, call.max_segments() as u32, 1];
         let launch = KernelLaunch::new(kernel, grid, THREADS, self.tile_bytes(rows));
+        let launch = call.append_bias(call.gemm_args(launch, first), first);
         // SAFETY: `check` compared all shapes; scratch memory was allocated for the sizes of `call`.
-        unsafe { call.gemm_args(launch, first).overlaps_predecessor().launch(self, s) }
+        unsafe { launch.overlaps_predecessor().launch(self, s) }
     }
 
     /// Launches the unoptimised kernel `moe_plain`, which supports every type and size. `first`: true for the
@@ -69,7 +71,6 @@ impl GpuBackend {
         let ([act], [gated, gate, alpha, limit]) = (call.act(), call.gate_defines(first));
         let (group, k) = call.gemm_weights(first);
         let kernel = self.kernel(&PLAIN, "moe_plain", &[act, gated, gate, alpha, limit])?;
-        let experts = call.experts;
         let outputs = if first { call.inner } else { call.hidden };
         let blocks = outputs.div_ceil((THREADS / self.warp_size()) as usize);
         let launch =
@@ -84,7 +85,7 @@ impl GpuBackend {
                 .u32(call.top_k() as u32)
                 .u32(call.experts.first_expert as u32)
                 .u32(group.len() as u32)
-                .arg_or_null(if first { experts.gate_up_bias } else { experts.down_bias });
+                .arg_or_null(call.bias(first));
         // SAFETY: `check` compared all shapes; scratch memory was allocated for the sizes of `call`.
         unsafe { launch.overlaps_predecessor().launch(self, s) }
     }

@@ -5,13 +5,14 @@
 //! chunk. Copies run on a separate stream, and the stream of the steps waits for them on the device: `pack`
 //! returns when the last byte has been read from the host matrix, before the copies have completed.
 
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use device::gpu::{GpuError, GpuFence, GpuRuntime, memory};
 use device::{Buffer, DType, DeviceError, DeviceStream, ThreadPool};
 
 use super::convert::convert;
+use super::mxfp4;
 use crate::gpu::GpuBackend;
 use crate::{HostMat, PackedMatrix};
 
@@ -45,6 +46,33 @@ struct PinnedDoubleBuffer {
 struct PinnedChunk {
     copied: Option<GpuFence>, // Dropped (waited for) before the memory.
     memory: Buffer,
+}
+
+/// Encoding of weights on the device.
+#[derive(Debug, Clone, Copy)]
+enum WeightEncoding {
+    /// Elements of a type. If the type is fp8, scales are not loaded.
+    Elements(DType),
+    /// MXFP4 (`csrc/dev/mxfp4.h`).
+    Mxfp4,
+}
+
+impl WeightEncoding {
+    fn row_bytes(self, cols: usize) -> usize {
+        match self {
+            Self::Elements(dtype) => cols * dtype.bytes(),
+            Self::Mxfp4 => mxfp4::row_bytes(cols),
+        }
+    }
+
+    /// Writes the encoded rows of `from` to `out`; returns false if they cannot be represented exactly in MXFP4.
+    fn encode(self, from: HostMat<'_>, out: &mut [u8]) -> bool {
+        match self {
+            Self::Elements(dtype) => convert(from, dtype, out),
+            Self::Mxfp4 => return mxfp4::encode(from, out),
+        }
+        true
+    }
 }
 
 /// Successive rows of one source matrix (`parts[part]`) that a thread converts at a time, and their
@@ -86,13 +114,38 @@ impl GpuBackend {
         parts: &[HostMat<'_>],
         dtype: DType,
     ) -> Result<PackedMatrix, DeviceError> {
+        let loaded = self.load_encoded(parts, dtype, WeightEncoding::Elements(dtype))?;
+        let (what, kernel) = ("weight", KERNEL);
+        loaded.ok_or(DeviceError::Unsupported { kernel, what, dtype })
+    }
+
+    /// Packs `parts` as one matrix in MXFP4, whose elements kernels decode to `dtype`. `None` if the number of columns
+    /// is not a multiple of 32, or MXFP4 does not represent all elements exactly.
+    pub(super) fn load_mxfp4(
+        &self,
+        parts: &[HostMat<'_>],
+        dtype: DType,
+    ) -> Result<Option<PackedMatrix>, DeviceError> {
+        if parts.iter().any(|part| !part.cols().is_multiple_of(mxfp4::GROUP)) {
+            return Ok(None);
+        }
+        self.load_encoded(parts, dtype, WeightEncoding::Mxfp4)
+    }
+
+    /// Packs `parts` as one matrix; `None` if the encoding cannot represent an element.
+    fn load_encoded(
+        &self,
+        parts: &[HostMat<'_>],
+        dtype: DType,
+        encoding: WeightEncoding,
+    ) -> Result<Option<PackedMatrix>, DeviceError> {
         let k = parts.first().map_or(0, HostMat::cols);
         if let Some(part) = parts.iter().find(|part| part.cols() != k) {
             let (what, got) = ("columns of a part", part.cols());
             return Err(DeviceError::Shape { kernel: KERNEL, what, got, expected: k });
         }
         let n: usize = parts.iter().map(HostMat::rows).sum();
-        let row_bytes = k * dtype.bytes();
+        let row_bytes = encoding.row_bytes(k);
         if row_bytes > CHUNK_BYTES {
             let (what, got) = ("bytes of a row", row_bytes);
             return Err(DeviceError::Shape { kernel: KERNEL, what, got, expected: CHUNK_BYTES });
@@ -104,9 +157,11 @@ impl GpuBackend {
                 Some(loader) => loader,
                 none => none.insert(WeightLoader::new(self.runtime())?),
             };
-            loader.load(self.runtime(), &mut buffer, parts, dtype)?;
+            if !loader.load(self.runtime(), &mut buffer, parts, encoding)? {
+                return Ok(None);
+            }
         }
-        Ok(PackedMatrix { buffer, dtype, n, k, scales: None })
+        Ok(Some(PackedMatrix { buffer, dtype, n, k, scales: None }))
     }
 }
 
@@ -123,16 +178,18 @@ impl WeightLoader {
         Ok(Self { threads, readers })
     }
 
+    /// Loads `parts` to the start of `to`; returns false if the encoding cannot represent an element.
     fn load(
         &self,
         runtime: &Arc<GpuRuntime>,
         to: &mut Buffer,
         parts: &[HostMat<'_>],
-        dtype: DType,
-    ) -> Result<(), GpuError> {
+        encoding: WeightEncoding,
+    ) -> Result<bool, GpuError> {
         runtime.not_capturing("loading weights")?;
-        let runs = row_runs(parts, dtype, self.readers.len());
+        let runs = row_runs(parts, encoding, self.readers.len());
         let (next, failed) = (AtomicUsize::new(0), Mutex::new(None));
+        let is_exact = AtomicBool::new(true);
         let target = to.as_mut_ptr().expose_provenance();
         self.threads.run(&|thread| {
             let Ok(mut reader) = self.readers[thread].lock() else { return };
@@ -140,9 +197,12 @@ impl WeightLoader {
                 let target = std::ptr::with_exposed_provenance_mut(target + run.at);
                 // SAFETY: runs are disjoint ranges of `to`, which is uniquely borrowed until all runs are
                 // read; kernels start after the fence below, so after the copies.
-                let read = unsafe { reader.read(runtime, target, &parts[run.part], run, dtype) };
-                if let Err(error) = read {
+                let read = unsafe { reader.read(runtime, target, &parts[run.part], run, encoding) };
+                if !matches!(read, Ok(true)) {
                     next.store(runs.len(), Ordering::Relaxed);
+                    is_exact.store(false, Ordering::Relaxed);
+                }
+                if let Err(error) = read {
                     *failed.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
                 }
             }
@@ -150,12 +210,14 @@ impl WeightLoader {
         if let Some(error) = failed.into_inner().unwrap_or_else(PoisonError::into_inner) {
             return Err(error);
         }
-        GpuFence::record(runtime, &COPY_STREAM)?.block_stream(&DeviceStream::default())
+        GpuFence::record(runtime, &COPY_STREAM)?.block_stream(&DeviceStream::default())?;
+        Ok(is_exact.into_inner())
     }
 }
 
 impl PinnedDoubleBuffer {
-    /// Converts one run of rows into pinned memory and starts its copy to the device.
+    /// Converts one run of rows into pinned memory and starts its copy to the device. Returns false, without a copy,
+    /// if the encoding cannot represent an element.
     ///
     /// # Safety
     /// `to` is device memory for the whole run, which is not used otherwise until the copy has completed.
@@ -165,18 +227,20 @@ impl PinnedDoubleBuffer {
         to: *mut u8,
         from: &HostMat<'_>,
         run: &WeightRowRange,
-        dtype: DType,
-    ) -> Result<(), GpuError> {
+        encoding: WeightEncoding,
+    ) -> Result<bool, GpuError> {
         let chunk = &mut self.chunks[self.next];
         self.next ^= 1;
         if let Some(copied) = chunk.copied.take() {
             copied.wait_event()?;
         }
-        let bytes = run.rows * from.cols() * dtype.bytes();
+        let bytes = run.rows * encoding.row_bytes(from.cols());
         let host = chunk.memory.as_mut_ptr();
         // SAFETY: the chunk is host memory that no copy in flight reads; a run fits into it.
         let staged = unsafe { std::slice::from_raw_parts_mut(host, bytes) };
-        convert(from.row_range(run.row, run.rows), dtype, staged);
+        if !encoding.encode(from.row_range(run.row, run.rows), staged) {
+            return Ok(false);
+        }
         runtime.enter()?;
         let stream = runtime.stream(&COPY_STREAM)?;
         // SAFETY: source and destination have `bytes` bytes; the chunk is not accessed before the fence has
@@ -186,7 +250,7 @@ impl PinnedDoubleBuffer {
         };
         runtime.check(code, "copy to device")?;
         chunk.copied = Some(GpuFence::record(runtime, &COPY_STREAM)?);
-        Ok(())
+        Ok(true)
     }
 }
 
@@ -200,8 +264,12 @@ impl Drop for PinnedChunk {
 
 /// Divides the rows of all `parts` into runs (successive rows of one matrix) of about equal size, so that all
 /// reader threads have work.
-fn row_runs(parts: &[HostMat<'_>], dtype: DType, readers: usize) -> Vec<WeightRowRange> {
-    let row_bytes = parts.first().map_or(1, |p| p.cols() * dtype.bytes()).max(1);
+fn row_runs(
+    parts: &[HostMat<'_>],
+    encoding: WeightEncoding,
+    readers: usize,
+) -> Vec<WeightRowRange> {
+    let row_bytes = parts.first().map_or(1, |p| encoding.row_bytes(p.cols())).max(1);
     let total: usize = parts.iter().map(|p| p.rows() * row_bytes).sum();
     let bytes = (total / (2 * readers)).clamp(MIN_RUN_BYTES, CHUNK_BYTES);
     let step = (bytes / row_bytes).max(1);
@@ -226,7 +294,7 @@ mod tests {
         let whole = HostMat::new(&bytes, DType::F32, 3000, 700).unwrap();
         let parts = [whole.row_range(0, 1), whole.row_range(1, 2990), whole.row_range(2991, 9)];
         for readers in [1, 3, 16] {
-            let runs = row_runs(&parts, DType::BF16, readers);
+            let runs = row_runs(&parts, WeightEncoding::Elements(DType::BF16), readers);
             let (mut at, mut rows) = (0, [0; 3]);
             for run in &runs {
                 assert_eq!((run.at, run.row), (at, rows[run.part]));

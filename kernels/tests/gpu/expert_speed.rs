@@ -2,11 +2,11 @@
 //! type and number of tokens. The results are printed, not checked.
 
 use device::{DType, bf16};
-use kernels::{ExpertMlp, ExpertWeights, HostMat, TopKRoutes};
+use kernels::{ExpertMlp, ExpertWeights, GateActivation, HostMat, TopKRoutes};
 
 use crate::device_pair::{CpuGpuPair, pairs};
 use crate::matrix_speed::{microseconds, report};
-use crate::support::S;
+use crate::support::{DeviceArray, S};
 
 /// An MoE layer: model name; hidden size, expert MLP width, number of experts, experts per token; and weight
 /// dtype.
@@ -43,6 +43,51 @@ fn measure(pair: &CpuGpuPair, &(name, [hidden, inner, count, top_k], dtype): &Ex
     };
     let (gate_up, down) = (group(2 * inner, hidden, true), group(hidden, inner, false));
     let experts = ExpertWeights::unbiased(0, &gate_up, &down);
+    let what = format!("{name}, {dtype:?}");
+    times(pair, &what, &experts, top_k, 3 * hidden * inner * dtype.bytes());
+}
+
+/// Measures the experts of gpt-oss-20b: biases, a clamped activation, and weights in MXFP4 or dequantised.
+#[test]
+#[ignore = "measures a GPU: `just gpu-speed`"]
+fn mxfp4_expert_speed() {
+    let (hidden, inner, count, top_k) = (2880, 2880, 32, 4);
+    let bytes = bf16::ONE.to_bits().to_le_bytes().repeat(2 * inner * hidden);
+    let biases = vec![0f32; count * 2 * inner];
+    for pair in &pairs() {
+        let gate_up_bias = DeviceArray::of(&pair.gpu, &biases, count, 2 * inner);
+        let down_bias = DeviceArray::of(&pair.gpu, &biases[..count * hidden], count, hidden);
+        for is_mxfp4 in [true, false] {
+            let group = |n: usize, k: usize| {
+                let mat = HostMat::new(&bytes[..n * k * 2], DType::BF16, n, k).unwrap();
+                let matrices = vec![vec![mat]; count];
+                if is_mxfp4 {
+                    return pair.gpu.pack_mxfp4(&matrices, DType::BF16).unwrap();
+                }
+                pair.gpu.pack_row_major(&matrices, DType::BF16).unwrap()
+            };
+            let (gate_up, down) = (group(2 * inner, hidden), group(hidden, inner));
+            let experts = ExpertWeights {
+                activation: GateActivation::ClampedSilu { alpha: 1.702, limit: 7.0 },
+                gate_up_bias: Some(gate_up_bias.mat()),
+                down_bias: Some(down_bias.mat()),
+                ..ExpertWeights::unbiased(0, &gate_up, &down)
+            };
+            let what = format!("gpt-oss-20b, {}", if is_mxfp4 { "MXFP4" } else { "BF16" });
+            times(pair, &what, &experts, top_k, (gate_up.bytes() + down.bytes()) / count);
+        }
+    }
+}
+
+/// Prints the times of a layer's experts by number of tokens. `expert_bytes`: size of the weights of an expert.
+fn times(
+    pair: &CpuGpuPair,
+    name: &str,
+    experts: &ExpertWeights<'_>,
+    top_k: usize,
+    expert_bytes: usize,
+) {
+    let (hidden, inner, count) = (experts.down.n(), experts.down.k(), experts.down.len());
     let mut numbers = pair.numbers(4);
     for tokens in [1, 2, 4, 8, 16, 64, 256, 1024, 8192] {
         let x = pair.put(&vec![bf16::ONE; tokens * hidden], tokens, hidden);
@@ -59,14 +104,11 @@ fn measure(pair: &CpuGpuPair, &(name, [hidden, inner, count, top_k], dtype): &Ex
         let routes = TopKRoutes { experts: chosen.gpu(), weights: weights.gpu() };
         let time = microseconds(pair, 8, |_| {
             pair.gpu
-                .launch(
-                    &S,
-                    ExpertMlp { y: y.gpu_mut(), x: x.gpu(), routes: &routes, experts: &experts },
-                )
+                .launch(&S, ExpertMlp { y: y.gpu_mut(), x: x.gpu(), routes: &routes, experts })
                 .unwrap();
         });
         let tflops = (6 * tokens * top_k * hidden * inner) as f64 / time / 1e6;
-        let what = format!("{name}, {dtype:?}, {tokens} tokens, {tflops:.0} TFLOP/s");
-        report(&what, time, busy.len() * 3 * hidden * inner * dtype.bytes());
+        let what = format!("{name}, {tokens} tokens, {tflops:.0} TFLOP/s");
+        report(&what, time, busy.len() * expert_bytes);
     }
 }

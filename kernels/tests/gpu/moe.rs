@@ -24,6 +24,9 @@ struct MoeCase {
     top_k: usize,
 }
 
+/// Function that returns the weights of a matrix `[n, k]`, from random numbers, `n`, `k` and a type.
+type WeightGenerator = fn(&mut RandomNumbers, usize, usize, DType) -> Vec<f32>;
+
 /// Hidden size, expert MLP width, number of experts, and experts per token.
 type MoeSizes = (usize, usize, usize, usize);
 
@@ -36,9 +39,26 @@ impl MoeCase {
         dtype: DType,
         tokens: usize,
     ) -> Self {
-        Self::with_packing(pair, numbers, sizes, dtype, tokens, |parts, gated| {
+        Self::with_packing(pair, numbers, sizes, dtype, tokens, random_weights, |parts, gated| {
             pair.gpu.pack_group(parts, dtype, gated).unwrap()
         })
+    }
+
+    /// Creates a case with the biases and the activation of gpt-oss, whose weights MXFP4 represents exactly; `pack`
+    /// packs the matrices of the GPU.
+    fn mxfp4(
+        pair: &CpuGpuPair,
+        numbers: &mut RandomNumbers,
+        sizes: MoeSizes,
+        tokens: usize,
+        pack: impl Fn(&[Vec<HostMat<'_>>]) -> PackedMatrixGroup,
+    ) -> Self {
+        let (dtype, weights) = (DType::BF16, mxfp4_weights);
+        let pack = |parts: &[Vec<HostMat<'_>>], _| pack(parts);
+        let mut case = Self::with_packing(pair, numbers, sizes, dtype, tokens, weights, pack);
+        case.add_biases(pair, numbers, sizes);
+        case.activation = GateActivation::ClampedSilu { alpha: 1.702, limit: 7.0 };
+        case
     }
 
     /// Creates a case whose experts have biases; the weights are row-major.
@@ -49,35 +69,36 @@ impl MoeCase {
         dtype: DType,
         tokens: usize,
     ) -> Self {
-        let mut case = Self::with_packing(pair, numbers, sizes, dtype, tokens, |parts, _| {
-            pair.gpu.pack_row_major(parts, dtype).unwrap()
-        });
+        let pack = |parts: &[Vec<HostMat<'_>>], _| pair.gpu.pack_row_major(parts, dtype).unwrap();
+        let weights = random_weights;
+        let mut case = Self::with_packing(pair, numbers, sizes, dtype, tokens, weights, pack);
+        case.add_biases(pair, numbers, sizes);
+        case
+    }
+
+    fn add_biases(&mut self, pair: &CpuGpuPair, numbers: &mut RandomNumbers, sizes: MoeSizes) {
         let (hidden, inner, count, _) = sizes;
         let mut bias = |n: usize| {
             let values: Vec<f32> = (0..(count - 1) * n).map(|_| numbers.float()).collect();
             pair.put(&values, count - 1, n)
         };
-        case.biases = Some([bias(2 * inner), bias(hidden)]);
-        case
+        self.biases = Some([bias(2 * inner), bias(hidden)]);
     }
 
-    /// Creates a case; `pack` packs the matrices of the GPU.
+    /// Creates a case; `weights` returns the values of a matrix, and `pack` packs the matrices of the GPU.
     fn with_packing(
         pair: &CpuGpuPair,
         numbers: &mut RandomNumbers,
         (hidden, inner, count, top_k): MoeSizes,
         dtype: DType,
         tokens: usize,
+        weights: WeightGenerator,
         pack_for_gpu: impl Fn(&[Vec<HostMat<'_>>], bool) -> PackedMatrixGroup,
     ) -> Self {
         let first = 1;
         let mut pack = |n: usize, k: usize, gated: bool| {
-            let scale = (k as f32).powf(-0.5);
-            let mut weights = || {
-                let weight = |_| rounded(numbers.float() * scale, dtype);
-                (0..n * k).map(weight).collect::<Vec<_>>()
-            };
-            let bytes: Vec<Vec<u8>> = (first..count).map(|_| bytes_of(&weights())).collect();
+            let bytes: Vec<Vec<u8>> =
+                (first..count).map(|_| bytes_of(&weights(numbers, n, k, dtype))).collect();
             let parts: Vec<_> =
                 bytes.iter().map(|b| vec![HostMat::new(b, DType::F32, n, k).unwrap()]).collect();
             [
@@ -130,6 +151,26 @@ impl MoeCase {
     }
 }
 
+/// Returns random weights of a matrix `[n, k]`, rounded to `dtype`.
+fn random_weights(numbers: &mut RandomNumbers, n: usize, k: usize, dtype: DType) -> Vec<f32> {
+    let scale = (k as f32).powf(-0.5);
+    (0..n * k).map(|_| rounded(numbers.float() * scale, dtype)).collect()
+}
+
+/// Returns random weights of a matrix `[n, k]` in MXFP4: E2M1 elements, with one power of two per 32 elements.
+fn mxfp4_weights(numbers: &mut RandomNumbers, n: usize, k: usize, _: DType) -> Vec<f32> {
+    const MAGNITUDES: [f32; 8] = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0];
+    let mut scale = 0.0;
+    let mut weight = |i: usize| {
+        if i.is_multiple_of(32) {
+            scale = 2f32.powi(-7 + numbers.below(5) as i32);
+        }
+        let magnitude = MAGNITUDES[numbers.below(8)] * scale;
+        if numbers.below(2) == 0 { magnitude } else { -magnitude }
+    };
+    (0..n * k).map(&mut weight).collect()
+}
+
 pub(crate) fn check(pair: &CpuGpuPair, sizes: MoeSizes, dtype: DType, tokens: usize) {
     let mut numbers = pair.numbers(tokens as u64);
     let case = MoeCase::new(pair, &mut numbers, sizes, dtype, tokens);
@@ -163,6 +204,8 @@ fn biases_of_experts_agree_with_the_cpu() {
     for pair in &pairs() {
         for (sizes, dtype, tokens) in [
             ((64, 128, 6, 3), DType::BF16, 5),
+            ((72, 40, 3, 2), DType::BF16, 50),
+            ((72, 40, 3, 2), DType::BF16, 150),
             ((36, 20, 5, 2), DType::BF16, 7),
             ((36, 20, 5, 2), DType::F32, 7),
         ] {
@@ -171,6 +214,53 @@ fn biases_of_experts_agree_with_the_cpu() {
             case.activation = GateActivation::ClampedSilu { alpha: 1.702, limit: 7.0 };
             let x = pair.random(&mut numbers, dtype, tokens, sizes.0);
             pair.check(&format!("{sizes:?}"), &case.run(pair, &x, 0), 2.0 * tolerance(dtype));
+        }
+    }
+}
+
+/// Experts in MXFP4 with few and with many tokens agree with the CPU. The grouped GEMM returns the bits that it
+/// returns for the same weights in 16 bits.
+#[test]
+fn mxfp4_experts_agree_with_the_cpu() {
+    for pair in &pairs() {
+        for (sizes, tokens) in [
+            ((64, 128, 6, 3), 5),
+            ((160, 96, 4, 2), 3),
+            ((96, 32, 3, 2), 50),
+            ((160, 64, 3, 2), 150),
+        ] {
+            let packed = |is_mxfp4: bool| {
+                let mut numbers = pair.numbers(7);
+                let case = MoeCase::mxfp4(pair, &mut numbers, sizes, tokens, |parts| {
+                    if is_mxfp4 {
+                        return pair.gpu.pack_mxfp4(parts, DType::BF16).unwrap();
+                    }
+                    pair.gpu.pack_row_major(parts, DType::BF16).unwrap()
+                });
+                assert_eq!([case.gate_up[0].is_mxfp4(), case.down[0].is_mxfp4()], [is_mxfp4; 2]);
+                let x = pair.random(&mut numbers, DType::BF16, tokens, sizes.0);
+                case.run(pair, &x, 0)
+            };
+            let y = packed(true);
+            pair.check(&format!("{sizes:?}"), &y, 2.0 * tolerance(DType::BF16));
+            if tokens >= 50 {
+                assert_eq!(pair.read_floats(&y)[0], pair.read_floats(&packed(false))[0]);
+            }
+        }
+    }
+}
+
+/// Weights that MXFP4 does not represent are packed in 16 bits.
+#[test]
+fn other_weights_are_not_packed_in_mxfp4() {
+    let cases: [(usize, WeightGenerator); 2] = [(64, random_weights), (48, mxfp4_weights)];
+    for pair in &pairs() {
+        let mut numbers = pair.numbers(8);
+        for (k, weights) in cases {
+            let bytes = bytes_of(&weights(&mut numbers, 8, k, DType::BF16));
+            let parts = [vec![HostMat::new(&bytes, DType::F32, 8, k).unwrap()]];
+            let group = pair.gpu.pack_mxfp4(&parts, DType::BF16).unwrap();
+            assert!(!group.is_mxfp4(), "{k} columns");
         }
     }
 }
@@ -372,6 +462,11 @@ fn moe_tokens_are_batch_invariant() {
         check_batch_invariance(pair, (128, 64, 20, 8), 9, 1);
         check_batch_invariance(pair, (64, 64, 17, 4), 32, 17);
         check_batch_invariance(pair, (64, 64, 3, 2), 80, 70);
+        let mut numbers = pair.numbers(2);
+        let case = MoeCase::mxfp4(pair, &mut numbers, (160, 64, 5, 2), 6, |parts| {
+            pair.gpu.pack_mxfp4(parts, DType::BF16).unwrap()
+        });
+        check_parts_of_batch(pair, &case, &mut numbers, 160, 6, 1);
     }
 }
 
@@ -381,6 +476,17 @@ fn check_batch_invariance(pair: &CpuGpuPair, sizes: MoeSizes, tokens: usize, som
     let hidden = sizes.0;
     let mut numbers = pair.numbers(2);
     let case = MoeCase::new(pair, &mut numbers, sizes, DType::BF16, tokens);
+    check_parts_of_batch(pair, &case, &mut numbers, hidden, tokens, some);
+}
+
+fn check_parts_of_batch(
+    pair: &CpuGpuPair,
+    case: &MoeCase,
+    numbers: &mut RandomNumbers,
+    hidden: usize,
+    tokens: usize,
+    some: usize,
+) {
     let values = numbers.reals::<bf16>(tokens * hidden);
     let [all, _] = pair.read_floats(&case.run(pair, &pair.put(&values, tokens, hidden), 0));
     for first in (0..=tokens - some).step_by(some.div_ceil(8)) {

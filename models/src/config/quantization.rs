@@ -76,7 +76,7 @@ pub enum CheckpointScaleGranularity {
     /// All weights of the layer share a scale. Activations have one scale per token, or a static scale.
     Tensor,
     /// MXFP4: 32 successive weights of an output channel share a scale, a power of two (OCP Microscaling Formats
-    /// 1.0). The weights are dequantised when they are loaded, and activations are not quantised.
+    /// 1.0). CPUs dequantise the weights when they are loaded; activations are not quantised.
     Mxfp4,
 }
 
@@ -118,6 +118,11 @@ impl QuantizationConfig {
     pub fn uniform(format: LayerQuantization, ignored: Vec<ModulePattern>) -> Self {
         let groups = vec![QuantizationGroup { targets: vec![QuantizationTarget::Linear], format }];
         Self { groups, ignored }
+    }
+
+    /// Whether a group of layers is quantised in MXFP4.
+    pub(crate) fn has_mxfp4(&self) -> bool {
+        self.groups.iter().any(|group| !group.format.is_fp8())
     }
 
     /// Reads `quantization_config`; returns an error for formats that are not supported.

@@ -4,7 +4,7 @@
 use super::source::HostWeightShard;
 use super::{WeightSource, WeightStore, Weights};
 use crate::ModelLoadError;
-use crate::config::{CheckpointScaleGranularity, MoeConfig};
+use crate::config::{CheckpointScaleGranularity, MoeConfig, QuantizationConfig};
 use crate::expert_placement::LayerExpertPlacement;
 use crate::sharding::{ParallelRanks, UnevenSplitError};
 use crate::weight_table::TensorSpec;
@@ -49,6 +49,7 @@ impl Weights<'_> {
                     &routed.down,
                     activation,
                     biases,
+                    config.quantization.as_ref().is_some_and(QuantizationConfig::has_mxfp4),
                 )
             }
             Some(shared) => {
