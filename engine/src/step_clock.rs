@@ -271,6 +271,7 @@ mod tests {
             masked: false,
             input: RowInput::Tokens(vec![1].into()),
             table_updates: Vec::new().into(),
+            state_slots: protocol::ThinVec::new(),
             next_token: None,
             seq_init: None,
         };

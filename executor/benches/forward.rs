@@ -208,6 +208,7 @@ fn first_row(seq_slot: u32, len: u32, sampling: &SamplingParams) -> BatchRow {
         masked: false,
         input: RowInput::Tokens((0..len).map(|i| (seq_slot * 977 + i * 131) % 151_936).collect()),
         table_updates: vec![BlockTableUpdate { group: 0, first_entry: 0, blocks }].into(),
+        state_slots: protocol::ThinVec::new(),
         next_token: None,
         seq_init: Some(Box::new(init)),
     }

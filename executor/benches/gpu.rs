@@ -297,6 +297,7 @@ fn first_row(seq_slot: u32) -> BatchRow {
             (0..PROMPT).map(|i| (seq_slot * 977 + i * 131) % 151_936).collect(),
         ),
         table_updates: vec![BlockTableUpdate { group: 0, first_entry: 0, blocks }].into(),
+        state_slots: protocol::ThinVec::new(),
         next_token: None,
         seq_init: Some(Box::new(init)),
     }

@@ -152,6 +152,14 @@ pub enum TokenBitmaskError {
 /// scheduler or in the executor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum BatchError {
+    /// A row has state slots. Executors serve no model with recurrent state.
+    #[error("{request:?} has slots of {groups} state groups, recurrent state is not supported")]
+    RecurrentState {
+        /// Request of the row.
+        request: RequestId,
+        /// Number of state groups with slots.
+        groups: usize,
+    },
     /// The batch has more tokens than the maximum per step.
     #[error("{tokens} tokens, at most {limit} per step")]
     TooManyTokens {

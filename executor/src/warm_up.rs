@@ -121,6 +121,7 @@ fn batch(lens: &[u32], spec: &KvSpec, step: StepId) -> Batch {
             masked: false,
             input: RowInput::Tokens(vec![0; len as usize].into()),
             table_updates,
+            state_slots: protocol::ThinVec::new(),
             next_token: None,
             seq_init: Some(Box::new(init)),
         }

@@ -80,6 +80,7 @@ fn batch(step: u64, epoch: u64, block: u32) -> ExecutorCommand {
             blocks: vec![BlockId(block)].into(),
         }]
         .into(),
+        state_slots: protocol::ThinVec::new(),
         next_token: None,
         seq_init: Some(Box::new(init)),
     };

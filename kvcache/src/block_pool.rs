@@ -94,6 +94,12 @@ impl BlockPool {
         }
     }
 
+    /// Frees a cached block, because it was removed from the prefix index.
+    pub(crate) fn free_cached(&mut self, block: u32) {
+        self.cached.unlink(block);
+        self.free.insert(block);
+    }
+
     /// Frees every cached block, because the prefix index was cleared.
     pub(crate) fn free_all_cached(&mut self) {
         while let Some(block) = self.cached.pop_oldest() {

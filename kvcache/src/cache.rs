@@ -12,7 +12,8 @@ use crate::block_lifetime::LifetimeSampler;
 use crate::block_pool::{AllocatedBlock, BlockPool, EvictionOrder};
 use crate::cache_group::CacheGroup;
 use crate::{
-    BlockKey, BlockLifetime, BlockTables, ExtraKeys, KvConfig, KvConfigError, WindowCheckpoints,
+    BlockKey, BlockLifetime, BlockTables, ExtraKeys, KvConfig, KvConfigError, StateCache,
+    StateSlots, WindowCheckpoints,
 };
 use protocol::{BlockHash, BlockId, KvEvent, Token};
 use std::sync::Arc;
@@ -21,9 +22,12 @@ use std::sync::Arc;
 #[derive(Debug)]
 pub struct KvCache {
     pool: BlockPool,
+    /// Groups with blocks; state groups follow them in the layout of the model.
     groups: Box<[CacheGroup]>,
     /// Number of groups that keep all positions, and of window groups.
     group_counts: TableEntries,
+    /// Slots and checkpoints of the state groups.
+    states: StateCache,
     /// For each block of the pool: its metadata if the block is in a prefix index, otherwise `None`.
     block_metadata: Vec<Option<BlockIdentity>>,
     /// Token ids of the blocks in a prefix index, `block_tokens` ids per block of the pool.
@@ -85,8 +89,11 @@ pub struct PrefixHit {
     pub evictable: u32,
     /// Number of leading blocks that the groups which keep all positions have; `blocks` without such groups.
     pub wanted: u32,
-    /// The group whose missing window shortened the hit to less than `wanted`, the last of them.
+    /// The group whose missing window or checkpoint shortened the hit to less than `wanted`, the last of them.
     pub cut_by: Option<u8>,
+    /// Number of state slots in each group by which a reference to the checkpoint of the hit reduces the available
+    /// slots.
+    pub evictable_states: u32,
 }
 
 /// Outcome of `KvCache::publish`.
@@ -122,16 +129,25 @@ impl KvCache {
         config.validate()?;
         let (blocks, block_tokens) = (config.blocks, config.spec.block_tokens);
         let lifetime_sample = config.lifetime_sample.filter(|_| config.caching);
-        let groups = config.spec.groups.iter();
-        let groups: Box<[_]> = groups
-            .map(|group| CacheGroup::new(group, block_tokens, blocks, config.guard_key[0]))
-            .collect();
+        let secret = config.guard_key[0];
+        let groups = config.spec.groups.iter().filter(|group| !group.kind.is_state());
+        let groups: Box<[_]> =
+            groups.map(|group| CacheGroup::new(group, block_tokens, blocks, secret)).collect();
+        let state_groups = config.spec.groups.len() - groups.len();
+        let first_state = groups.len() as u8;
         let windowed = groups.iter().filter(|group| group.is_window()).count() as u32;
         let group_counts = TableEntries { kept: groups.len() as u32 - windowed, windowed };
         Ok(Self {
             pool: BlockPool::new(blocks),
             groups,
             group_counts,
+            states: StateCache::new(
+                state_groups,
+                first_state,
+                config.state_slots,
+                block_tokens,
+                secret,
+            ),
             block_metadata: (0..blocks).map(|_| None).collect(),
             cached_tokens: vec![0; blocks as usize * block_tokens as usize],
             block_tokens,
@@ -160,6 +176,18 @@ impl KvCache {
     #[inline]
     pub fn group_counts(&self) -> TableEntries {
         self.group_counts
+    }
+
+    /// Returns the slots and checkpoints of the state groups.
+    #[inline]
+    pub fn states(&self) -> &StateCache {
+        &self.states
+    }
+
+    /// Returns the slots and checkpoints of the state groups.
+    #[inline]
+    pub fn states_mut(&mut self) -> &mut StateCache {
+        &mut self.states
     }
 
     /// Returns the number of blocks that `grow` would allocate to increase the number of table entries from
@@ -246,7 +274,7 @@ impl KvCache {
         }
         let first_found = found.len();
         let blocks_max = blocks_max.min(content.block_keys.len() as u32);
-        if self.groups.len() == 1 && self.group_counts.kept == 1 {
+        if self.groups.len() == 1 && self.group_counts.kept == 1 && self.states.is_empty() {
             found.extend((0..blocks_max).map_while(|i| self.find(0, i, content)).map(BlockId));
             hit.blocks = (found.len() - first_found) as u32;
         } else {
@@ -269,11 +297,17 @@ impl KvCache {
     ) -> PrefixHit {
         let mut hit = PrefixHit { wanted: blocks_max, ..PrefixHit::default() };
         self.shorten_to_kept_groups(content, &mut hit);
-        while self.shorten_to_windows(content, &mut hit) {}
+        while self.shorten_to_windows(content, &mut hit)
+            || self.shorten_to_states(content, &mut hit)
+        {}
         for group in 0..self.groups.len() {
             let first = self.groups[group].first_hit_block(hit.blocks);
             let block = |index| self.find(group, index, content);
             found.extend((first..hit.blocks).filter_map(block).map(BlockId));
+        }
+        if hit.blocks > 0 {
+            let key = content.block_keys[hit.blocks as usize - 1];
+            hit.evictable_states = self.states.evictable(key);
         }
         hit
     }
@@ -302,6 +336,19 @@ impl KvCache {
         if self.group_counts.kept == 0 {
             // Without a group that keeps all positions, evicted prefixes cannot be distinguished.
             (hit.wanted, hit.cut_by) = (hit.blocks, None);
+        }
+        hit.blocks < before
+    }
+
+    /// Shortens a hit to a prefix at whose end each state group has a checkpoint. Returns whether it became shorter.
+    fn shorten_to_states(&self, content: SequenceContent<'_>, hit: &mut PrefixHit) -> bool {
+        let before = hit.blocks;
+        for group in 0..self.states.groups() {
+            let blocks = self.states.longest_hit(group, hit.blocks, content.block_keys);
+            if blocks < hit.blocks {
+                hit.blocks = blocks;
+                hit.cut_by = Some(self.states.group_id(group));
+            }
         }
         hit.blocks < before
     }
@@ -395,7 +442,11 @@ impl KvCache {
     fn evict(&mut self, block: u32) {
         let metadata =
             self.block_metadata[block as usize].take().expect("a cached block has metadata");
-        self.groups[usize::from(metadata.group)].index.remove(metadata.key.hash, block);
+        let group = &mut self.groups[usize::from(metadata.group)];
+        group.index.remove(metadata.key.hash, block);
+        if group.is_read_before_boundary() {
+            self.states.forget(metadata.key.hash);
+        }
         if let Some(sampler) = &mut self.lifetime_sampler {
             sampler.on_evicted(block);
         }
@@ -561,6 +612,7 @@ impl KvCache {
     /// Clears the prefix indexes. Block tables keep their blocks.
     pub fn clear(&mut self) {
         self.groups.iter_mut().for_each(|group| group.index.clear());
+        self.states.clear();
         self.block_metadata.iter_mut().for_each(|metadata| *metadata = None);
         if let Some(sampler) = &mut self.lifetime_sampler {
             self.pool.evictable().for_each(|block| sampler.forget(block));
@@ -626,6 +678,14 @@ impl KvCache {
         let with_metadata = self.block_metadata.iter().flatten().count();
         let indexed: usize = self.groups.iter().map(|group| group.index.len()).sum();
         assert_eq!(with_metadata, indexed, "metadata and prefix indexes differ");
+    }
+
+    /// Recomputes the reference counts of the state slots from `requests`, which must be the slots of all requests;
+    /// panics on a difference, or if the block of a checkpoint is not in the prefix index.
+    pub fn check_states<'a>(&self, requests: impl Iterator<Item = &'a StateSlots>) {
+        let kept = &self.groups[..self.group_counts.kept as usize];
+        let is_indexed = |hash| kept.iter().all(|group| group.index.get(hash).is_some());
+        self.states.check(requests, is_indexed);
     }
 
     fn check_index(&self, number: u8, group: &CacheGroup) {

@@ -23,6 +23,13 @@ impl CacheGroup {
         self.kind.window().is_some()
     }
 
+    /// Whether a prefix hit needs the last block before its end, so that a state at this boundary is of no use
+    /// without it.
+    #[inline]
+    pub(crate) fn is_read_before_boundary(&self) -> bool {
+        self.kind.window() != Some(1)
+    }
+
     /// Largest number of blocks that a request of `len` tokens holds, if at most `in_flight` of its tokens are in
     /// flight.
     pub(crate) fn blocks_of_request(&self, len: u32, in_flight: u32) -> u32 {

@@ -31,7 +31,7 @@ impl ReplicaMetrics {
         let mut counters: Vec<(ReplicaSeries<IntCounter>, ReplicaCounterFn)> = vec![
             (f.counter_of_replicas("vllm:prefix_cache_queries_total", "Tokens looked up in the prefix cache.")?, |s| s.prefix_queries_total),
             (f.counter_of_replicas("vllm:prefix_cache_hits_total", "Tokens found in the prefix cache.")?, |s| s.prefix_hits_total),
-            (f.counter_of_replicas("hadron:prefix_cache_window_misses_total", "Tokens by which prefix hits were shorter because the windows before their end were not cached.")?, |s| s.prefix_tokens_missed_total.iter().sum()),
+            (f.counter_of_replicas("hadron:prefix_cache_window_misses_total", "Tokens by which prefix hits were shorter because the windows before their end or the states at their end were not cached.")?, |s| s.prefix_tokens_missed_total.iter().sum()),
             (f.counter_of_replicas("vllm:num_preemptions_total", "Preempted requests.")?, |s| s.preemptions_total),
             (f.counter_of_replicas("vllm:generation_tokens_total", "Generated tokens.")?, |s| s.generated_tokens_total),
         ];

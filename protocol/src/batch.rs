@@ -1,7 +1,8 @@
 //! Batch: one step of one replica as sent to its executors. Every TP rank receives the same bytes.
 
 use crate::{
-    BlockId, Epoch, RequestId, SamplingParams, SequenceSlot, StepId, ThinVec, Token, TokenVec,
+    BlockId, Epoch, RequestId, SamplingParams, SequenceSlot, StateSlot, StepId, ThinVec, Token,
+    TokenVec,
 };
 use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
@@ -73,6 +74,9 @@ pub struct BatchRow {
     /// Changes of the block table since the last row of the sequence slot. The first row after admission or
     /// preemption of the request, or after an executor restart, contains the whole table.
     pub table_updates: ThinVec<BlockTableUpdate>,
+    /// State slots that the row reads and writes, one entry for each state group, in order of the groups; empty
+    /// without state groups.
+    pub state_slots: ThinVec<StateSlotAccess>,
     /// Known token after the chunk's last token, for draft proposers and for prompt logprobs; `None` = not
     /// known.
     pub next_token: Option<Token>,
@@ -119,6 +123,20 @@ pub struct BlockTableUpdate {
     /// New entries.
     #[serde(with = "crate::packed_list")]
     pub blocks: BlockIds,
+}
+
+/// State slots of one row in one state group.
+///
+/// The row reads the state before its first position and writes the state after its last position. Rows of one
+/// step may read the same slot; a slot that a row writes is read or written by no other row of the step.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StateSlotAccess {
+    /// Index of the KV group in `KvSpec::groups`.
+    pub group: u8,
+    /// Slot with the state before the row; `None` = the row starts at position 0, with the initial state.
+    pub read: Option<StateSlot>,
+    /// Slot of the state after the row; may be the slot that the row reads.
+    pub write: StateSlot,
 }
 
 /// Entries of a block table; the few that a decode step adds are stored inline.

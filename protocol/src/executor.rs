@@ -4,7 +4,7 @@ use crate::{Batch, Epoch, KvSpec, Rank, RequestId, StepId, StepOutput, Token, To
 use serde::{Deserialize, Serialize};
 
 /// Protocol version; both ends must have the same.
-pub const PROTOCOL_VERSION: u16 = 16;
+pub const PROTOCOL_VERSION: u16 = 17;
 
 /// Messages from the scheduler to an executor.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]

@@ -38,6 +38,10 @@ id!(
     BlockId(u32)
 );
 id!(
+    /// Index of a state slot in the pool of its KV group.
+    StateSlot(u32)
+);
+id!(
     /// Rank of a process in a parallel group.
     Rank(u16)
 );

@@ -6,7 +6,8 @@ use serde::{Deserialize, Serialize};
 /// KV cache layout of a model, as far as the scheduler needs it.
 ///
 /// All groups share one pool of blocks: a block stores `block_tokens` positions of the layers of whichever
-/// group it is allocated to. Groups that keep all positions precede window groups.
+/// group it is allocated to. Groups that keep all positions precede window groups, and state groups, which have no
+/// blocks, follow.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct KvSpec {
     /// Token positions per block.
@@ -15,14 +16,14 @@ pub struct KvSpec {
     pub groups: Vec<KvGroup>,
 }
 
-/// Layers that share one block table.
+/// Layers that share one block table, or in a state group one state slot.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct KvGroup {
     /// Layer indices.
     pub layers: Vec<u16>,
     /// Kind of state that is stored per token, such as keys and values.
     pub kind: KvKind,
-    /// Bytes that the layers of the group store in one block, on one rank.
+    /// Bytes that the layers of the group store in one block, on one rank; 0 in a state group.
     pub bytes_per_block: u64,
 }
 
@@ -40,21 +41,42 @@ pub enum KvKind {
         /// Number of keys to which a query attends.
         tokens: u32,
     },
+    /// Recurrent state, such as that of gated delta net: the layers fold all earlier positions into a state of
+    /// constant size, which is stored in a state slot. A request resumes from the copy of a state at the end of its
+    /// prefix hit, which it reads once while it writes another slot (fork).
+    State {
+        /// Number of state slots that the rows of a request write: 1.
+        slots_per_request: u16,
+        /// Bytes that the layers of the group store in one state slot, on one rank.
+        bytes_per_slot: u64,
+    },
 }
 
 impl KvKind {
-    /// Returns the window of the group; `None` if all positions are kept.
+    /// Returns whether the group keeps the entries of all positions.
+    pub const fn keeps_all_positions(self) -> bool {
+        matches!(self, Self::Full | Self::Mla)
+    }
+
+    /// Returns whether the group stores recurrent state in state slots, and nothing in blocks.
+    pub const fn is_state(self) -> bool {
+        matches!(self, Self::State { .. })
+    }
+
+    /// Returns the window of the group; `None` if it has no window.
     pub const fn window(self) -> Option<u32> {
         match self {
-            Self::Full | Self::Mla => None,
+            Self::Full | Self::Mla | Self::State { .. } => None,
             Self::Window { tokens } => Some(tokens),
         }
     }
 
-    /// Returns the lowest position that the query at `position` reads.
+    /// Returns the lowest position that the query at `position` reads from blocks; the next position if it reads
+    /// none.
     pub const fn first_read(self, position: u32) -> u32 {
         match self {
             Self::Full | Self::Mla => 0,
+            Self::State { .. } => position.saturating_add(1),
             Self::Window { tokens } => position.saturating_add(1).saturating_sub(tokens),
         }
     }
@@ -63,6 +85,9 @@ impl KvKind {
     /// kind, if at most `in_flight` of its tokens are in flight, that is, in steps whose outputs have not been
     /// applied.
     pub fn blocks_of_request(self, len: u32, in_flight: u32, block_tokens: u32) -> u32 {
+        if self.is_state() {
+            return 0;
+        }
         let all = len.div_ceil(block_tokens);
         self.window().map_or(all, |window| {
             // One block more at each end: rows begin within a block, and the first key is that of the query
@@ -77,6 +102,11 @@ impl KvSpec {
     /// Returns the bytes of one block of the pool, on one rank: those of the group that stores most.
     pub fn bytes_per_block(&self) -> u64 {
         self.groups.iter().map(|g| g.bytes_per_block).max().unwrap_or(0)
+    }
+
+    /// Returns whether a group of the model stores recurrent state.
+    pub fn has_state(&self) -> bool {
+        self.groups.iter().any(|group| group.kind.is_state())
     }
 
     /// Returns the largest number of blocks that a request of `len` tokens holds in all groups at a time, if
@@ -128,5 +158,16 @@ mod tests {
         assert_eq!(spec(&[KvKind::Full]).blocks_of_request(100, 7), 7);
         assert_eq!([0, 126, 127, 128, 500].map(|p| window.first_read(p)), [0, 0, 0, 1, 373]);
         assert_eq!(KvKind::Mla.first_read(500), 0);
+    }
+
+    #[test]
+    fn state_groups_have_no_blocks() {
+        let state = KvKind::State { slots_per_request: 1, bytes_per_slot: 1 << 21 };
+        let mut hybrid = spec(&[KvKind::Full, state]);
+        hybrid.groups[1].bytes_per_block = 0;
+        assert_eq!(hybrid.blocks_of_request(100, 7), 7);
+        assert_eq!((hybrid.bytes_per_block(), hybrid.longest_request(7, 1)), (96, 112));
+        assert_eq!((state.window(), state.first_read(5)), (None, 6));
+        assert!(hybrid.has_state() && !spec(&[KvKind::Full]).has_state());
     }
 }

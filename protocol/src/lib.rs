@@ -23,14 +23,15 @@ mod settings;
 mod tokens;
 
 pub use batch::{
-    Batch, BatchRow, BlockIds, BlockTableUpdate, RowInput, SequenceInit, StepLaunchMode,
+    Batch, BatchRow, BlockIds, BlockTableUpdate, RowInput, SequenceInit, StateSlotAccess,
+    StepLaunchMode,
 };
 pub use executor::{
     BitmaskMessage, BitmaskRow, ExecutorCommand, ExecutorEvent, ExecutorHello, ExecutorReady,
     PROTOCOL_VERSION, ProfilerStatus, RowDrafts, StartupPhase, StepCost, StepDrafts, TokenBitmask,
     WarmUpReport, WeightsDigest,
 };
-pub use ids::{BlockId, Epoch, Rank, Replica, RequestId, SequenceSlot, StepId, Token};
+pub use ids::{BlockId, Epoch, Rank, Replica, RequestId, SequenceSlot, StateSlot, StepId, Token};
 pub use kv_event::{BlockHash, ExtraKey, KvEvent};
 pub use kv_spec::{KvGroup, KvKind, KvSpec};
 pub use node::{

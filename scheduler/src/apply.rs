@@ -52,7 +52,7 @@ pub(crate) fn apply(
         if finish {
             finished.push(row.slot);
         } else {
-            state.reserved_blocks += release_before_window(request, kv);
+            state.reserved_blocks += release_before_window(request, kv, limits);
         }
     }
     state.recycle_rows(scheduled.rows);
@@ -64,17 +64,23 @@ pub(crate) fn apply(
 /// Releases the blocks of window groups that no later row of `request` reads. Returns the number of blocks by
 /// which the reserve of the request grew: a non-preemptible request keeps the number of blocks that it holds and
 /// reserves.
-fn release_before_window(request: &mut Request, kv: &mut KvCache) -> u32 {
+fn release_before_window(request: &mut Request, kv: &mut KvCache, limits: &SchedulerLimits) -> u32 {
     if kv.group_counts().windowed == 0 {
         return 0;
     }
     let returns_to_reserve = request.owns_windows(kv);
     let cold = &mut *request.cold_fields;
     let size = kv.block_tokens();
+    let state_interval = limits.checkpoint_interval(size);
+    let interval = if !kv.states().is_empty() && state_interval > 0 {
+        state_interval
+    } else {
+        WINDOW_CHECKPOINT_TOKENS.next_multiple_of(size)
+    };
     let checkpoints = WindowCheckpoints {
         prompt_end: (cold.prompt_len - 1) / size * size,
         hit_end: cold.windows.hit_end,
-        interval: WINDOW_CHECKPOINT_TOKENS.next_multiple_of(size),
+        interval,
     };
     let tables = &mut cold.block_tables;
     let available = kv.release_before_window(tables, request.committed_kv_len, checkpoints);
@@ -122,6 +128,7 @@ fn apply_row(
     }
     let (committed, finish) = commit_tokens(request, &result.sampled_tokens);
     publish_full_blocks(request, kv, hasher, request.committed_kv_len);
+    request.settle_state_slots(kv);
     let prompt = take(&mut result.prompt).map(|mut prompt| {
         keep_undelivered_logprobs(request, start, &mut prompt.logprobs);
         prompt

@@ -1,5 +1,6 @@
 //! Fields of a request that most steps do not read: tokens, block table, block keys and request parameters.
 
+use crate::request::states::RequestStates;
 use crate::request_queue::QueueKey;
 use crate::stats::RequeueReason;
 use crate::{FirstAdmission, RequestSubmission};
@@ -25,6 +26,7 @@ pub(crate) struct RequestColdFields {
     pub(crate) extra_keys: Option<Arc<ExtraKeys>>,
     pub(crate) queue_key: QueueKey,
     pub(crate) windows: WindowTableState,
+    pub(crate) states: RequestStates,
     pub(crate) prompt_len: u32,
     /// Lowest prompt position whose logprobs have not been delivered.
     pub(crate) prompt_logprobs_sent: u32,
@@ -86,6 +88,7 @@ impl RequestColdFields {
             tokens,
             block_tables: BlockTables::default(),
             windows: WindowTableState::default(),
+            states: RequestStates::default(),
             block_keys: submit.block_keys,
             extra_keys: submit.extra_keys,
             queue_key: QueueKey { priority: submit.priority, arrival },

@@ -5,11 +5,12 @@
 //! reference to their cached blocks), then allocate blocks. An allocation must not evict a prefix hit of the
 //! same plan.
 
-use crate::FirstAdmission;
 use crate::plan::{PlannedAdmission, PlannedRow, StepPlan};
+use crate::request::states::StateCheckpoints;
 use crate::request::{PREEMPTIONS_MAX, Request};
 use crate::scheduling_state::{ReplicaRequests, ScheduledRow, ScheduledStep};
 use crate::stats::RequeueReason;
+use crate::{FirstAdmission, SchedulerLimits};
 use kvcache::{BlockTable, KvCache, TableEntries};
 use protocol::{
     BatchRow, BlockId, BlockTableUpdate, RowInput, SequenceInit, StepId, ThinVec, TokenVec,
@@ -59,15 +60,18 @@ fn pin_hit(
     found: &[BlockId],
 ) {
     let tables = state.take_spare_block_tables();
-    state.requests[admission.slot].pin_blocks(tables, admission.hit.blocks, found, kv);
+    let request = &mut state.requests[admission.slot];
+    request.pin_blocks(tables, admission.hit.blocks, found, kv);
+    request.pin_checkpoint(admission.hit.blocks, kv);
 }
 
-/// Allocates the blocks that an admitted request needs in addition to the blocks of its prefix hit: in window
-/// groups, those of its first chunk.
+/// Allocates the state slots of an admitted request, and the blocks that it needs in addition to the blocks of its
+/// prefix hit: in window groups, those of its first chunk.
 fn allocate_admission(state: &mut ReplicaRequests, kv: &mut KvCache, admission: PlannedAdmission) {
     let request = &mut state.requests[admission.slot];
     let (kept, windowed) = (kv.blocks_for(request.len), admission.window_entries);
     request.grow_tables(TableEntries { kept, windowed }, kv);
+    request.allocate_state_slots(kv);
 }
 
 /// Allocates the blocks that running requests need for their next rows. Non-preemptible requests use their
@@ -86,7 +90,7 @@ fn grow_running(state: &mut ReplicaRequests, kv: &mut KvCache, rows: &[PlannedRo
 /// Moves admitted requests to the running queue and assigns sequence slots to them. Their blocks have already
 /// been allocated.
 fn admit(state: &mut ReplicaRequests, kv: &KvCache, plan: &StepPlan, now_ms: u64) {
-    for &PlannedAdmission { slot, hit, reserved_blocks, .. } in &plan.admit {
+    for &PlannedAdmission { slot, hit, reserved_blocks, demand, .. } in &plan.admit {
         let seq_slot = state.take_sequence_slot();
         let request = &mut state.requests[slot];
         let cached = hit.blocks * kv.block_tokens();
@@ -96,6 +100,7 @@ fn admit(state: &mut ReplicaRequests, kv: &KvCache, plan: &StepPlan, now_ms: u64
             (cached, cached, hit.blocks);
         request.may_publish = kv.is_caching();
         let cold = &mut *request.cold_fields;
+        cold.states.checkpoints = StateCheckpoints { last: cached, demand };
         if cold.params.first_admission.is_none() {
             let queued_ms = now_ms.saturating_sub(cold.params.submitted_ms) as u32;
             let cached_tokens = cached.min(cold.prompt_len);
@@ -128,9 +133,9 @@ fn admit(state: &mut ReplicaRequests, kv: &KvCache, plan: &StepPlan, now_ms: u64
 /// `steps_in_flight`, even if the step has no rows.
 pub(crate) fn write_batch_rows(
     state: &mut ReplicaRequests,
-    kv: &KvCache,
+    kv: &mut KvCache,
     planned: &[PlannedRow],
-    needs_token_history: bool,
+    limits: &SchedulerLimits,
 ) -> Vec<BatchRow> {
     let step = state.step.next();
     let mut rows_in_flight = state.take_spare_row_buffer();
@@ -155,7 +160,7 @@ pub(crate) fn write_batch_rows(
             drafts: plan.drafts,
             samples,
         });
-        write_row(request, kv, plan, samples, step, needs_token_history)
+        write_row(request, kv, plan, samples, step, limits)
     });
     let rows = rows.collect();
     state.step = step;
@@ -170,17 +175,19 @@ pub(crate) fn write_batch_rows(
 #[inline]
 fn write_row(
     request: &mut Request,
-    kv: &KvCache,
+    kv: &mut KvCache,
     plan: &PlannedRow,
     samples: bool,
     step: StepId,
-    needs_token_history: bool,
+    limits: &SchedulerLimits,
 ) -> BatchRow {
     assert_eq!(
         plan.start, request.computed_tokens,
         "the row of {:?} does not start at its computed tokens",
         request.id
     );
+    let masked = samples && request.mask_state.is_masked();
+    let state_slots = request.state_accesses(plan, masked, kv, limits);
     let end = plan.start + plan.len;
     let sampled_at = request.last_sampling_step;
     let draft_slack = request.draft_slack;
@@ -193,7 +200,7 @@ fn write_row(
         request.last_sampling_step = step;
     }
     let seq_init = std::mem::take(&mut request.first_row_of_epoch)
-        .then(|| Box::new(sequence_init(request, needs_token_history)));
+        .then(|| Box::new(sequence_init(request, limits.needs_token_history)));
     let table_updates = block_table_updates(request, kv);
     let seq_slot = request.seq_slot.expect("a running request has a sequence slot");
     let next_token = (end < request.len).then(|| request.tokens()[end as usize]);
@@ -214,9 +221,10 @@ fn write_row(
         len: plan.len,
         drafts: plan.drafts,
         samples,
-        masked: samples && request.mask_state.is_masked(),
+        masked,
         input,
         table_updates,
+        state_slots,
         next_token,
         seq_init,
     }

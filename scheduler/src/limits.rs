@@ -32,6 +32,9 @@ pub struct SchedulerLimits {
     /// Whether the draft token proposer reads the token history of every request. If so, each sequence slot
     /// is initialised with the token history.
     pub needs_token_history: bool,
+    /// Distance in tokens of the checkpoints of recurrent state, rounded up to whole blocks; 0 = checkpoints only at
+    /// the end of prompts and where prefix hits were shortened.
+    pub state_checkpoint_tokens: u32,
     /// Time in milliseconds that the requests of a failed replica wait for its restart before they fail.
     pub failure_timeout_ms: u64,
 }
@@ -51,6 +54,7 @@ impl SchedulerLimits {
             mixed_batches: true,
             draft_tokens: 0,
             needs_token_history: false,
+            state_checkpoint_tokens: 8_192,
             failure_timeout_ms: 120_000,
         }
     }
@@ -62,6 +66,12 @@ impl SchedulerLimits {
             return block_tokens;
         }
         block_tokens * 64_u32.div_ceil(block_tokens)
+    }
+
+    /// Returns the distance of the checkpoints of recurrent state in tokens, a multiple of `block_tokens`; 0 = no
+    /// checkpoints at fixed distances.
+    pub fn checkpoint_interval(&self, block_tokens: u32) -> u32 {
+        self.state_checkpoint_tokens.checked_next_multiple_of(block_tokens).unwrap_or(0)
     }
 
     /// Returns the largest number of tokens of one request in steps whose outputs have not been applied.

@@ -6,6 +6,7 @@
 
 use crate::SchedulerLimits;
 use crate::request::Request;
+use crate::request::states::StateCheckpoints;
 use crate::scheduling_state::{BlockedQueueHead, ReplicaRequests};
 use crate::slab::SlabSlot;
 use kvcache::{BlockTable, KvCache, PrefixHit, TableEntries};
@@ -59,6 +60,8 @@ pub(crate) struct PlannedAdmission {
     pub(crate) window_entries: u32,
     /// Number of blocks to reserve, if the request is non-preemptible.
     pub(crate) reserved_blocks: u32,
+    /// Position at which the request makes a checkpoint because its prefix hit was shortened; 0 = none.
+    pub(crate) demand: u32,
 }
 
 impl StepPlan {
@@ -155,6 +158,7 @@ pub(crate) fn plan(
         limits,
         budget: limits.tokens_per_step,
         blocks_left,
+        state_slots_left: kv.states().available(),
         victims_from: state.running.len(),
         lacks_window_blocks: false,
         plan,
@@ -184,6 +188,8 @@ struct StepPlanner<'a> {
     budget: u32,
     /// Number of free blocks that are neither reserved for non-preemptible requests nor used by the plan.
     blocks_left: u32,
+    /// Number of available state slots of each state group that the plan has not used.
+    state_slots_left: u32,
     /// All preemptible requests at this position of the running queue or later are preempted by the plan, except
     /// decoding requests if the first of them was preempted for a prefill chunk.
     victims_from: usize,
@@ -303,7 +309,8 @@ impl StepPlanner<'_> {
                 continue; // Later chunks use their reserve only.
             }
             let (start, uncomputed) = (request.computed_tokens, request.uncomputed_tokens());
-            let len = self.chunk_len(start, uncomputed);
+            let checkpoints = request.cold_fields.states.checkpoints;
+            let len = self.chunk_len(request, start, uncomputed, checkpoints);
             if len == 0 {
                 break;
             }
@@ -367,60 +374,89 @@ impl StepPlanner<'_> {
             return false;
         }
         let published_blocks = self.kv.published_blocks() - blocked.published_blocks;
-        if self.kv.group_counts().windowed > 0 && published_blocks > 0 {
-            return false; // A single block in a window group may complete a prefix hit of many blocks.
+        let published_checkpoints =
+            self.kv.states().published_checkpoints() - blocked.published_checkpoints;
+        if self.kv.group_counts().windowed > 0 && published_blocks > 0 || published_checkpoints > 0
+        {
+            // A single block in a window group, or a checkpoint, may complete a prefix hit of many blocks.
+            return false;
         }
         let needed_min = u64::from(blocked.needed_blocks.saturating_sub(blocked.evictable_hits))
             .saturating_sub(published_blocks);
         u64::from(self.kv.available_blocks()) < needed_min
     }
 
+    /// Plans the admission of a request and its first chunk. Returns false if blocks, state slots or tokens of the
+    /// step do not suffice.
     fn admit_one(&mut self, slot: SlabSlot, request: &Request) -> bool {
+        let state_slots =
+            if self.kv.states().is_empty() { 0 } else { request.state_slots_needed() };
+        if state_slots > self.state_slots_left {
+            return false;
+        }
         let first_hit = self.plan.hits.len();
-        let hit = if request.may_use_prefix_cache(self.kv) {
-            self.kv.match_prefix(request.content(), &mut self.plan.hits)
-        } else {
-            PrefixHit::default()
-        };
+        let hit = self.find_hit(request);
         let len = request.len;
         let total_blocks =
             self.blocks_of_request(if request.non_preemptible { request.limit } else { len });
         let needed_blocks = total_blocks.saturating_sub(hit.found) + hit.evictable;
+        let state_slots = state_slots + hit.evictable_states;
         let start = hit.blocks * self.kv.block_tokens();
+        let checkpoints = self.checkpoints(hit, state_slots);
         let fits = needed_blocks + self.admission_headroom() <= self.blocks_left;
-        let chunk = if fits { self.chunk_len(start, len - start) } else { 0 };
-        if chunk == 0 {
-            self.plan.hits.truncate(first_hit);
-        }
-        if !fits {
-            let (request, published_blocks) = (request.id, self.kv.published_blocks());
-            let blocked = BlockedQueueHead {
-                request,
-                needed_blocks,
-                evictable_hits: hit.evictable,
-                published_blocks,
-            };
-            // If this plan admits requests, the next prefix lookup may have another result, so a blocked
-            // request is recorded only if it is the queue head.
-            self.plan.blocked_head = self.plan.admit.is_empty().then_some(blocked);
-        }
-        if chunk == 0 {
-            return false;
-        }
-        self.blocks_left -= needed_blocks;
-        let entries = TableEntries {
-            kept: self.kv.blocks_for(len),
-            windowed: self.kv.blocks_for(start + chunk),
-        };
-        let reserved_blocks = if request.non_preemptible {
-            total_blocks - self.kv.blocks_to_grow(TableEntries::default(), entries)
+        let chunk = if fits && state_slots <= self.state_slots_left {
+            self.chunk_len(request, start, len - start, checkpoints)
         } else {
             0
         };
-        let window_entries = entries.windowed;
-        self.plan.admit.push(PlannedAdmission { slot, hit, window_entries, reserved_blocks });
+        if !fits {
+            self.record_blocked_head(request, needed_blocks, hit);
+        }
+        if chunk == 0 {
+            self.plan.hits.truncate(first_hit);
+            return false;
+        }
+        self.blocks_left -= needed_blocks;
+        self.state_slots_left -= state_slots;
+        let (kept, windowed) = (self.kv.blocks_for(len), self.kv.blocks_for(start + chunk));
+        let allocated =
+            self.kv.blocks_to_grow(TableEntries::default(), TableEntries { kept, windowed });
+        let reserved_blocks = if request.non_preemptible { total_blocks - allocated } else { 0 };
+        let (window_entries, demand) = (windowed, checkpoints.demand);
+        let admission = PlannedAdmission { slot, hit, window_entries, reserved_blocks, demand };
+        self.plan.admit.push(admission);
         self.add_chunk(slot, start, len - start, chunk, 0);
         true
+    }
+
+    /// Looks up the prefix hit of a request to admit, and appends its blocks to the plan.
+    fn find_hit(&mut self, request: &Request) -> PrefixHit {
+        if request.may_use_prefix_cache(self.kv) {
+            self.kv.match_prefix(request.content(), &mut self.plan.hits)
+        } else {
+            PrefixHit::default()
+        }
+    }
+
+    /// Returns the checkpoints of a request that is admitted with `hit` and uses `state_slots` slots of each state group.
+    /// It makes one at the end of a longer hit, if a further slot is left.
+    fn checkpoints(&self, hit: PrefixHit, state_slots: u32) -> StateCheckpoints {
+        let is_wanted = hit.blocks < hit.wanted && state_slots < self.state_slots_left;
+        let demand = if is_wanted { hit.wanted * self.kv.block_tokens() } else { 0 };
+        StateCheckpoints { last: hit.blocks * self.kv.block_tokens(), demand }
+    }
+
+    /// Records that a request lacks blocks. If this plan admits requests, the next prefix lookup may have another
+    /// result, so the request is recorded only if it is the queue head.
+    fn record_blocked_head(&mut self, request: &Request, needed_blocks: u32, hit: PrefixHit) {
+        let blocked = BlockedQueueHead {
+            request: request.id,
+            needed_blocks,
+            evictable_hits: hit.evictable,
+            published_blocks: self.kv.published_blocks(),
+            published_checkpoints: self.kv.states().published_checkpoints(),
+        };
+        self.plan.blocked_head = self.plan.admit.is_empty().then_some(blocked);
     }
 
     /// Returns the largest number of blocks that partially prefilled requests will allocate in window groups, in
@@ -469,7 +505,19 @@ impl StepPlanner<'_> {
         self.plan.rows.push(PlannedRow { slot, start, len, drafts: 0, new_blocks });
     }
 
-    fn chunk_len(&self, start: u32, uncomputed: u32) -> u32 {
+    /// Returns the length of the next row of a request that forwards tokens from `start` on; 0 = none in this step.
+    fn chunk_len(
+        &self,
+        request: &Request,
+        start: u32,
+        uncomputed: u32,
+        checkpoints: StateCheckpoints,
+    ) -> u32 {
+        let uncomputed = if self.kv.states().is_empty() {
+            uncomputed
+        } else {
+            request.tokens_to_checkpoint(start, uncomputed, checkpoints, self.kv, self.limits)
+        };
         let has_prefill = self.plan.rows.len() > self.plan.decode_rows;
         let cap = self.budget.min(self.limits.tokens_per_chunk.unwrap_or(u32::MAX));
         align_chunk(

@@ -224,7 +224,7 @@ fn unmasked_rows_are_planned_after_rows_in_flight() {
             assert_eq!((plan.rows.len(), row.len), (1, 1));
             starts.push(row.start);
             commit(&mut state, &mut kv, &plan, 0);
-            write_batch_rows(&mut state, &kv, &plan.rows, false);
+            write_batch_rows(&mut state, &mut kv, &plan.rows, &limits);
         }
         assert_eq!(starts, expected.collect::<Vec<_>>(), "{masked_from:?}");
     }

@@ -141,7 +141,7 @@ impl ReplicaState {
             prefix_queries_total: totals.prefix_queries,
             prefix_hits_total: totals.prefix_hits,
             prefix_tokens_missed_total: match self.kv.group_counts().windowed {
-                0 => Vec::new(),
+                0 if self.kv.states().is_empty() => Vec::new(),
                 _ => state.prefix_tokens_missed.to_vec(),
             },
             rows_dropped_total: totals.rows_dropped,

@@ -5,9 +5,11 @@
 //! decode differ only in the number of uncomputed tokens.
 
 mod blocks;
+pub(crate) mod states;
 
 use crate::cold_fields::{RequestColdFields, WindowTableState};
 use crate::mask_state::GrammarMaskState;
+use crate::request::states::RequestStates;
 use crate::{RequestSubmission, SchedulerConfig, StopReason, TokenEvent};
 use kvcache::{KvCache, TableEntries};
 use protocol::{RequestId, SequenceSlot, StepId, Token, TokenVec};
@@ -286,7 +288,9 @@ impl Request {
     /// recomputed. The block table must be empty.
     pub(crate) fn restart(&mut self) {
         assert!(self.cold_fields.block_tables.is_empty(), "a restarted request holds no blocks");
+        assert!(self.cold_fields.states.slots.is_empty(), "a restarted request holds state slots");
         self.cold_fields.windows = WindowTableState::default();
+        self.cold_fields.states = RequestStates::default();
         self.epoch += 1;
         (self.computed_tokens, self.committed_kv_len, self.published_blocks, self.sent_blocks) =
             (0, 0, 0, 0);

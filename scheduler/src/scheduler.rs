@@ -445,8 +445,7 @@ impl Scheduler {
             let ReplicaState { state, kv, plan, .. } = replica;
             commit(state, kv, plan, self.now_ms);
             if has_rows {
-                let rows =
-                    write_batch_rows(state, kv, &plan.rows, self.config.limits.needs_token_history);
+                let rows = write_batch_rows(state, kv, &plan.rows, limits);
                 replica.record_step();
                 let (step, epoch) = (replica.state.step, replica.epoch);
                 let batch = Batch { step, epoch, dispatch, moe_tokens, draft_rows, rows };
@@ -483,6 +482,7 @@ impl Scheduler {
     pub fn check(&self) {
         for replica in &self.replicas {
             replica.kv.check(replica.state.block_tables());
+            replica.kv.check_states(replica.state.state_slots());
             let in_flight = self.config.limits.request_tokens_in_flight();
             let spec = &self.config.kv.spec;
             replica.state.check_reserves(|len| spec.blocks_of_request(len, in_flight));

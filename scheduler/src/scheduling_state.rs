@@ -7,7 +7,7 @@ use crate::request::Request;
 use crate::request_queue::RequestQueue;
 use crate::slab::{RequestSlab, SlabSlot};
 use crate::stats::{ExecutorFailureCounts, RecomputedTokenCounts, RequeueReason, SpecDecodeStats};
-use kvcache::{BlockHasher, BlockTables, KvCache, KvConfig};
+use kvcache::{BlockHasher, BlockTables, KvCache, KvConfig, StateSlots};
 use protocol::{Replica, RequestId, SequenceSlot, StepId};
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
@@ -32,7 +32,7 @@ pub(crate) struct ReplicaRequests {
     pub(crate) blocked_head: Option<BlockedQueueHead>,
     pub(crate) hasher: BlockHasher,
     pub(crate) totals: ReplicaCounters,
-    /// For each KV group, the number of tokens by which its missing windows shortened prefix hits.
+    /// For each KV group, the number of tokens by which its missing windows or checkpoints shortened prefix hits.
     pub(crate) prefix_tokens_missed: Box<[u64]>,
     /// Free sequence slots, lowest first.
     free_seq_slots: BinaryHeap<Reverse<u32>>,
@@ -71,6 +71,8 @@ pub(crate) struct BlockedQueueHead {
     pub(crate) evictable_hits: u32,
     /// Value of `KvCache::published_blocks` when the request was not admitted.
     pub(crate) published_blocks: u64,
+    /// Value of `StateCache::published_checkpoints` when the request was not admitted.
+    pub(crate) published_checkpoints: u64,
 }
 
 /// Monotonic counters of one replica, reported in `SchedulerStats`.
@@ -192,6 +194,11 @@ impl ReplicaRequests {
         self.requests.iter().map(|(_, request)| &request.cold_fields.block_tables)
     }
 
+    /// Returns the state slots of all requests.
+    pub(crate) fn state_slots(&self) -> impl Iterator<Item = &StateSlots> {
+        self.requests.iter().map(|(_, request)| &request.cold_fields.states.slots)
+    }
+
     /// Recomputes every counter of the state from its requests and sequence slots; panics on a difference.
     pub(crate) fn check(&self, kv: &KvCache, seq_slots: u32) {
         self.check_counters(kv, seq_slots);
@@ -209,6 +216,10 @@ impl ReplicaRequests {
         );
         if self.is_idle() {
             assert_eq!(kv.counts().in_use, 0, "an idle replica has blocks in use");
+            for group in 0..kv.states().groups() {
+                let in_use = kv.states().counts(group).in_use;
+                assert_eq!(in_use, 0, "an idle replica has slots of state group {group} in use");
+            }
         }
     }
 
@@ -241,9 +252,12 @@ impl ReplicaRequests {
         }
         for request in self.waiting.slots().map(|slot| &self.requests[slot]) {
             waiting_tokens += request.tokens().len() as u64;
-            let is_empty =
-                request.cold_fields.block_tables.is_empty() && request.seq_slot.is_none();
-            assert!(is_empty, "a waiting request holds blocks or a sequence slot");
+            let cold = &*request.cold_fields;
+            let is_empty = cold.block_tables.is_empty() && cold.states.slots.is_empty();
+            assert!(
+                is_empty && request.seq_slot.is_none(),
+                "a waiting request holds blocks, state slots or a sequence slot"
+            );
             assert_eq!((request.computed_tokens, request.rows_in_flight), (0, 0));
         }
         assert_eq!(waiting_tokens, self.waiting_tokens, "waiting tokens miscounted");

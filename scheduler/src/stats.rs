@@ -52,8 +52,8 @@ pub struct SchedulerStats {
     pub prefix_queries_total: u64,
     /// Tokens of prefix hits at admission.
     pub prefix_hits_total: u64,
-    /// Tokens by which prefix hits were shortened because the windows before their end were not cached, for each
-    /// KV group; empty without window groups.
+    /// Tokens by which prefix hits were shortened because the windows before their end, or the states at their end,
+    /// were not cached, for each KV group; empty without window groups and state groups.
     pub prefix_tokens_missed_total: Vec<u64>,
     /// Number of row results that were dropped because their request had finished or been preempted.
     pub rows_dropped_total: u64,

@@ -1,6 +1,6 @@
 //! Invariants of every batch, checked when the batch is sent to the simulated executors. I3: a block that the
 //! step writes is in exactly one block table. I7: block tables cover exactly the positions that the request
-//! may use. I8: token and sequence budgets are not exceeded. I16: the step ids of a replica increase, and its
+//! may use. I23: rows have valid state slots, and no row accesses a slot that another row of the step writes. I8: token and sequence budgets are not exceeded. I16: the step ids of a replica increase, and its
 //! steps have the current epoch. I18: the number of steps in flight is bounded. Lockstep: all ranks of a
 //! group take part in each step with equal parameters.
 
@@ -61,6 +61,7 @@ impl BatchChecker {
             self.check_row(row, config, limits_of(row))?;
         }
         check_chunks(batch, config)?;
+        check_state_slots(batch, config)?;
         self.check_writers(batch, config)
     }
 
@@ -102,7 +103,8 @@ impl BatchChecker {
             table.extend_from_slice(&update.blocks);
         }
         let (least, most) = (end.div_ceil(size), limit.div_ceil(size));
-        for (group, table) in tables.iter().enumerate() {
+        let tables = config.kv_kinds().zip(tables.iter()).enumerate();
+        for (group, (_, table)) in tables.filter(|(_, (kind, _))| !kind.is_state()) {
             let blocks = table.len() as u32;
             ensure!(
                 "I7",
@@ -122,7 +124,9 @@ impl BatchChecker {
         let tables = &mut self.block_tables[row.seq_slot.0 as usize];
         for (kind, table) in config.kv_kinds().zip(tables) {
             let first_read = (kind.first_read(row.start) / config.block_tokens()) as usize;
-            table[..first_read].fill(BlockId::NULL);
+            if !kind.is_state() {
+                table[..first_read].fill(BlockId::NULL);
+            }
         }
     }
 
@@ -145,6 +149,9 @@ impl BatchChecker {
         {
             let furthest = row.start + row.input.draft_slack();
             let last = (furthest + row.len + u32::from(row.drafts) - 1) / size;
+            if table.is_empty() {
+                continue; // State groups have no blocks.
+            }
             for index in row.start / size..=last {
                 let block = table[index as usize];
                 let readers = self.block_readers[block.0 as usize];
@@ -161,15 +168,50 @@ impl BatchChecker {
     }
 }
 
+/// Checks the state slots of the rows: one access for each state group, a slot to read unless the row starts at
+/// position 0, and no slot that a row writes and another row of the step reads or writes.
+fn check_state_slots(batch: &Batch, config: &SimConfig) -> CheckResult {
+    let mut writers = BTreeMap::new();
+    let groups = (0..).zip(config.kv_kinds()).filter(|(_, kind)| kind.is_state());
+    let groups: Vec<u8> = groups.map(|(group, _)| group).collect();
+    for row in &batch.rows {
+        let (id, start) = (row.request.0, row.start);
+        let has_groups =
+            row.state_slots.iter().map(|access| access.group).eq(groups.iter().copied());
+        ensure!("I23", has_groups, "request {id}: {:?}", row.state_slots);
+        for access in &row.state_slots {
+            let slots = [Some(access.write), access.read];
+            let in_pool = slots.iter().flatten().all(|s| s.0 < config.scheduler.kv.state_slots);
+            let reads = access.read.is_some() == (start > 0);
+            ensure!("I23", in_pool && reads, "request {id} at {start}: {access:?}");
+            let other = writers.insert((access.group, access.write), id);
+            ensure!("I23", other.is_none(), "requests {id} and {other:?} write {access:?}");
+        }
+    }
+    for row in &batch.rows {
+        for access in &row.state_slots {
+            let writer = access.read.and_then(|slot| writers.get(&(access.group, slot)));
+            let alone = writer.is_none_or(|&writer| writer == row.request.0);
+            ensure!("I23", alone, "request {} reads {access:?} of {writer:?}", row.request.0);
+        }
+    }
+    Ok(())
+}
+
 /// Checks that a prefill chunk that does not reach the end of the known tokens ends on a multiple of the
 /// chunk quantum (the alignment of chunk ends in tokens). Only the first prefill chunk of a step may end
-/// elsewhere, if it does not reach the next multiple.
+/// elsewhere, if it does not reach the next multiple. With state groups, chunks also end at checkpoints and before
+/// masked tokens.
 fn check_chunks(batch: &Batch, config: &SimConfig) -> CheckResult {
     let quantum = config.scheduler.limits.chunk_quantum(config.block_tokens());
     let mut has_prefill = false;
     for row in &batch.rows {
         let (id, start, end) = (row.request.0, row.start, row.start + row.len);
-        if !row.samples && row.next_token.is_some() && end % quantum != 0 {
+        if !row.samples
+            && row.next_token.is_some()
+            && end % quantum != 0
+            && row.state_slots.is_empty()
+        {
             let sliver = end / quantum * quantum <= start && !has_prefill;
             ensure!("A16", sliver, "request {id} has a chunk [{start}, {end}), quantum {quantum}");
         }

@@ -18,6 +18,7 @@ fn device(drafts: u8) -> HashModel {
         drafts,
         slot_access: KvSlotAccess::ReadWrite,
         kinds: vec![protocol::KvKind::Full],
+        state_slots: 0,
     })
 }
 
@@ -49,6 +50,7 @@ fn row(start: u32, input: RowInput, table: &[u32]) -> BatchRow {
         masked: false,
         input,
         table_updates: vec![BlockTableUpdate { group: 0, first_entry: 0, blocks }].into(),
+        state_slots: protocol::ThinVec::new(),
         next_token: None,
         seq_init: (start == 0).then(|| Box::new(init)),
     }

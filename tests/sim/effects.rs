@@ -9,7 +9,7 @@ use crate::mask_worker::MaskedRowGrammar;
 use crate::request_generator::masked_range;
 use crate::trace_format;
 use crate::world::SimWorld;
-use protocol::{Batch, Replica, RowInput};
+use protocol::{Batch, Replica, RowInput, StateSlotAccess};
 use scheduler::{
     BlockLifetime, FinishReason, LifetimeSampleRate, SchedulerEffect, SchedulerStats, StopReason,
     TokenEvent,
@@ -108,6 +108,12 @@ impl SimWorld {
         let numbers = [u64::from(replica.0), step, rows];
         self.trace.record(self.now_ms, "batch", &numbers);
         for row in &batch.rows {
+            let forks = |access: &StateSlotAccess| access.read.is_some_and(|r| r != access.write);
+            self.counts.forks += u64::from(row.state_slots.iter().any(forks));
+            let resumes = row.seq_init.is_some() && row.start > 0 && !row.state_slots.is_empty();
+            self.counts.resumed_states += u64::from(resumes);
+            let slots = row.state_slots.iter().flat_map(|access| [access.read, Some(access.write)]);
+            self.trace.mix_into_hash(slots.map(|slot| slot.map_or(u64::MAX, |slot| slot.0.into())));
             let (request, seq_slot) = (row.request.0, row.seq_slot.0);
             let numbers = [request, seq_slot.into(), row.start.into(), row.len.into()];
             self.trace.record(self.now_ms, "row", &numbers);

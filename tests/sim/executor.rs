@@ -4,7 +4,9 @@
 use crate::hash_model::{HashModel, HashModelConfig, InvalidBatchError, KvSlotAccess};
 use crate::mask_worker::MaskedRowGrammar;
 use crate::sim_config::SimConfig;
-use protocol::{Batch, BatchRow, BitmaskRow, BlockId, Epoch, RowError, StepId, StepOutput};
+use protocol::{
+    Batch, BatchRow, BitmaskRow, BlockId, Epoch, RowError, StateSlot, StepId, StepOutput,
+};
 use std::collections::VecDeque;
 
 /// A message from the scheduler to the executors; messages are processed in the order of sending.
@@ -12,10 +14,18 @@ use std::collections::VecDeque;
 enum SimExecutorMessage {
     /// A step to run, with its arrival time and the grammars of its rows that are sampled under a grammar.
     Batch { batch: Batch, grammars: Vec<MaskedRowGrammar>, arrives_ms: u64 },
-    /// Freed blocks. After the preceding messages have been processed, the KV slots of these blocks are
-    /// overwritten with invalid values, so that a later read is detected. This message exists only in the
-    /// simulation and takes no simulated time.
-    FreedBlocks(Vec<BlockId>),
+    /// Freed memory. After the preceding messages have been processed, it is overwritten with invalid values, so
+    /// that a later read is detected. This message exists only in the simulation and takes no simulated time.
+    Freed(FreedMemory),
+}
+
+/// Blocks and state slots that were freed in a tick.
+#[derive(Debug, Default)]
+pub(crate) struct FreedMemory {
+    /// Freed blocks.
+    pub(crate) blocks: Vec<BlockId>,
+    /// Freed slots of each state group.
+    pub(crate) state_slots: Vec<Vec<StateSlot>>,
 }
 
 /// A finished step: the output that is sent, and what the simulated device actually computed.
@@ -77,6 +87,7 @@ impl SimExecutor {
             drafts: limits.draft_tokens,
             slot_access: KvSlotAccess::ReadWrite,
             kinds: kv.spec.groups.iter().map(|group| group.kind).collect(),
+            state_slots: kv.state_slots,
         };
         Self {
             epoch,
@@ -104,10 +115,10 @@ impl SimExecutor {
         });
     }
 
-    /// Queues freed blocks. When all messages queued earlier have been processed, the KV slots of these
-    /// blocks are overwritten with invalid values.
-    pub(crate) fn free(&mut self, blocks: Vec<BlockId>) {
-        self.queue.push_back(SimExecutorMessage::FreedBlocks(blocks));
+    /// Queues freed blocks and state slots. When all messages queued earlier have been processed, they are
+    /// overwritten with invalid values.
+    pub(crate) fn free(&mut self, freed: FreedMemory) {
+        self.queue.push_back(SimExecutorMessage::Freed(freed));
     }
 
     /// Start time of the next batch, if a batch is queued and no step runs.
@@ -120,9 +131,12 @@ impl SimExecutor {
                 SimExecutorMessage::Batch { arrives_ms, .. } => {
                     return Some(now_ms.max(*arrives_ms));
                 }
-                SimExecutorMessage::FreedBlocks(blocks) => {
-                    for &block in blocks {
+                SimExecutorMessage::Freed(freed) => {
+                    for &block in &freed.blocks {
                         self.model.poison(block);
+                    }
+                    for (group, slots) in freed.state_slots.iter().enumerate() {
+                        slots.iter().for_each(|&slot| self.model.poison_state(group, slot));
                     }
                     self.queue.pop_front();
                 }

@@ -3,7 +3,9 @@
 //! rules that the simulator shares with the server. Faults inside the scheduler and the KV cache are patches
 //! in `tests/sim/mutants`.
 
-use protocol::{Batch, BatchRow, Epoch, KvEvent, Replica, RequestId, RowInput, StepId, StepOutput};
+use protocol::{
+    Batch, BatchRow, Epoch, KvEvent, Replica, RequestId, RowInput, StateSlot, StepId, StepOutput,
+};
 use scheduler::{RequestSubmission, Scheduler, SchedulerEffect, SchedulerEvent};
 use std::collections::{BTreeMap, VecDeque};
 
@@ -52,6 +54,16 @@ pub(crate) enum InjectedFault {
     WindowTableNotResent,
     /// A block of a window group is evicted without a KV event.
     WindowEvictionWithoutEvent,
+    /// A row reads the state of the row before it in the batch.
+    StateOfOtherRow,
+    /// A request resumes without a checkpoint: its first row reads the slot that it writes.
+    StateNotRestored,
+    /// A row that makes a checkpoint overwrites it: it writes the slot that it reads.
+    StateForkOverwritesCheckpoint,
+    /// The row after a checkpoint reads the checkpoint again instead of the state after it.
+    StaleStateRestored,
+    /// A decode row writes the state slot next to its own.
+    StateWrittenToOtherSlot,
     /// In a lockstep group, a rank without rows gets no batch.
     IdleRankGetsNoBatch,
     /// Each rank of a lockstep group pads its MoE layers to its own number of tokens.
@@ -87,6 +99,15 @@ impl InjectedFault {
         Self::WindowEvictionWithoutEvent,
     ];
 
+    /// Faults that only simulations of models with state groups can detect.
+    pub(crate) const STATE_FAULTS: [Self; 5] = [
+        Self::StateOfOtherRow,
+        Self::StateNotRestored,
+        Self::StateForkOverwritesCheckpoint,
+        Self::StaleStateRestored,
+        Self::StateWrittenToOtherSlot,
+    ];
+
     /// Faults that only simulations with a lockstep group can detect.
     pub(crate) const GROUP_FAULTS: [Self; 2] =
         [Self::IdleRankGetsNoBatch, Self::RankPadsIndependently];
@@ -101,6 +122,8 @@ struct SentSlotState {
     /// Last step in which the request sampled a token from a row that contained its input token. Other rows
     /// read their input token from the sequence slot.
     host_fed_step: StepId,
+    /// State slot that the last row read, if it wrote another one.
+    fork_source: Option<StateSlot>,
 }
 
 /// A step that was sent and has no output yet.
@@ -219,8 +242,10 @@ impl FaultInjector {
             let tokens = batch.rows.iter().map(|row| row.len + u32::from(row.drafts)).sum();
             batch.moe_tokens = batch.moe_tokens.min(tokens);
         }
+        let mut slot_before = None;
         for row in &mut batch.rows {
             self.alter_row(batch.step, row);
+            slot_before = self.alter_state_slots(row, slot_before);
         }
     }
 
@@ -274,6 +299,41 @@ impl FaultInjector {
             }
             _ => {}
         }
+    }
+
+    /// Alters the state slots of a row; `slot_before` is the slot that the row before it in the batch reads in the first
+    /// state group. Returns the slot that this row reads.
+    fn alter_state_slots(
+        &mut self,
+        row: &mut BatchRow,
+        slot_before: Option<StateSlot>,
+    ) -> Option<StateSlot> {
+        let first = *row.state_slots.first()?;
+        let sequence = self.sequences.entry(row.request).or_default();
+        let former_source = sequence.fork_source;
+        let forks = first.read.is_some_and(|read| read != first.write);
+        sequence.fork_source = first.read.filter(|_| forks);
+        let (fault, resumes) = (self.fault, row.seq_init.is_some());
+        let access = &mut row.state_slots[0];
+        match fault {
+            Some(InjectedFault::StateOfOtherRow) if access.read.is_some() => {
+                access.read = slot_before.or(access.read);
+            }
+            Some(InjectedFault::StateNotRestored) if access.read.is_some() && resumes => {
+                access.read = Some(access.write);
+            }
+            Some(InjectedFault::StateForkOverwritesCheckpoint) if !resumes => {
+                access.write = access.read.unwrap_or(access.write);
+            }
+            Some(InjectedFault::StaleStateRestored) if !forks && access.read.is_some() => {
+                access.read = former_source.or(access.read);
+            }
+            Some(InjectedFault::StateWrittenToOtherSlot) if row.samples && !resumes => {
+                access.write = StateSlot(access.write.0.saturating_sub(1));
+            }
+            _ => {}
+        }
+        first.read
     }
 
     /// If the scheduler has not received the input token of a row yet, alters the step from which the row

@@ -36,6 +36,9 @@ impl SimWorld {
             ensure!("I6", blocks.in_use + blocks.reserved == 0, "replica {index}: {blocks:?}");
             let (dropped, stale) = (stats.outputs_dropped_total, replica_state.stale_outputs);
             ensure!("I16", dropped == stale, "{stale} stale outputs, {dropped} dropped");
+            let states = self.scheduler.kv(Replica(index as u16)).states();
+            let in_use = (0..states.groups()).map(|group| states.counts(group).in_use).sum::<u32>();
+            ensure!("I6", in_use == 0, "replica {index} is idle with {in_use} state slots in use");
             let stored: BTreeSet<(u8, BlockHash)> = replica_state.mirror.hashes().collect();
             let indexed = introspection::indexed_hashes(&self.scheduler, Replica(index as u16));
             ensure!("I14", stored == indexed, "replica {index}: {stored:?}, index {indexed:?}");

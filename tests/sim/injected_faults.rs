@@ -8,7 +8,7 @@
 
 use crate::fault_injector::InjectedFault;
 use crate::seed_sweep::{SimSeedResult, sweep};
-use crate::sim_config::{GROUP_SEEDS_FROM, WINDOW_SEEDS_FROM};
+use crate::sim_config::{GROUP_SEEDS_FROM, STATE_SEEDS_FROM, WINDOW_SEEDS_FROM};
 
 /// Number of seeds within which each fault must be found.
 const SEEDS: u64 = 1000;
@@ -52,12 +52,17 @@ fn every_injected_fault_of_windows_is_found() {
     find_all(&InjectedFault::WINDOW_FAULTS, WINDOW_SEEDS_FROM);
 }
 
-/// Runs simulations with and without lockstep groups and windows until an invariant is violated. `just mutants` runs this
+#[test]
+fn every_injected_fault_of_states_is_found() {
+    find_all(&InjectedFault::STATE_FAULTS, STATE_SEEDS_FROM);
+}
+
+/// Runs simulations with and without lockstep groups, windows and states until an invariant is violated. `just mutants` runs this
 /// test with a patch of `tests/sim/mutants` applied; it fails if no seed violates an invariant.
 #[test]
 #[ignore = "needs a patch of tests/sim/mutants: `just mutants`"]
 fn patched_code_is_found() {
-    let found = [0, GROUP_SEEDS_FROM, WINDOW_SEEDS_FROM]
+    let found = [0, GROUP_SEEDS_FROM, WINDOW_SEEDS_FROM, STATE_SEEDS_FROM]
         .into_iter()
         .find_map(|first| sweep(first..first + SEEDS, None, true).failures.into_iter().next());
     print_failure("PatchedCode", &found.expect("no seed fails"));

@@ -39,6 +39,7 @@ mod rng;
 mod seed_sweep;
 mod service_checks;
 mod sim_config;
+mod state_memory;
 mod subscriber;
 mod suite;
 mod trace;

@@ -128,6 +128,8 @@ impl AddAssign for SimCounts {
         self.preemptions += other.preemptions;
         self.hits += other.hits;
         self.missed_hits += other.missed_hits;
+        self.forks += other.forks;
+        self.resumed_states += other.resumed_states;
         self.stored += other.stored;
         self.removed += other.removed;
         self.lifetimes += other.lifetimes;

@@ -16,6 +16,9 @@ pub(crate) const LINK_SEEDS_FROM: u64 = 2_000_000_000;
 /// First seed of simulations of models with window groups.
 pub(crate) const WINDOW_SEEDS_FROM: u64 = 3_000_000_000;
 
+/// First seed of simulations of models with state groups.
+pub(crate) const STATE_SEEDS_FROM: u64 = 4_000_000_000;
+
 /// Configuration of a simulation, determined by its seed.
 #[derive(Debug, Clone)]
 pub(crate) struct SimConfig {
@@ -234,6 +237,43 @@ impl SimConfig {
             0 => least,
             1 => least + rng.between(0, least),
             _ => least.saturating_mul(pools.max(1)).clamp(least, least.max(1024)),
+        };
+        config
+    }
+
+    /// Draws the configuration of a simulation of a model with state groups, with or without window groups, a lockstep
+    /// group and broken links.
+    pub(crate) fn draw_states(rng: &mut SimRng) -> Self {
+        let mut config = Self::draw_windows(rng);
+        let (size, longest) = (config.block_tokens(), config.max_model_len());
+        let groups = &mut config.scheduler.kv.spec.groups;
+        if groups[0].kind.window().is_some() || rng.chance_per_mille(600) {
+            groups.truncate(1);
+            groups[0].kind = KvKind::Full;
+        }
+        groups.truncate(3);
+        for _ in 0..rng.pick(&[1, 1, 1, 2]).min(4 - groups.len()) {
+            let kind = KvKind::State { slots_per_request: 1, bytes_per_slot: 8 };
+            groups.push(KvGroup { layers: vec![1], kind, bytes_per_block: 0 });
+        }
+        let least = config.blocks_of_request(longest);
+        config.scheduler.kv.blocks = config.scheduler.kv.blocks.max(least);
+        let limits = &mut config.scheduler.limits;
+        (limits.draft_tokens, limits.needs_token_history) = (0, false);
+        limits.state_checkpoint_tokens = match rng.below(6) {
+            0 => 0,
+            1 => 1,
+            2 => size * rng.between(1, 4),
+            3 => 8_192,
+            _ => rng.scaled(1, longest),
+        };
+        let rows = limits.max_num_seqs.min(32);
+        config.scheduler.kv.state_slots = match rng.below(5) {
+            0 => 3,
+            1 => rng.between(3, 8),
+            2 => rows + 3,
+            3 => 2 * rows + 3,
+            _ => rng.between(3, 4 * rows + 3),
         };
         config
     }

@@ -3,7 +3,7 @@
 
 use crate::seed_cursor::first_seed;
 use crate::seed_sweep::{SweepResult, run, sweep};
-use crate::sim_config::{GROUP_SEEDS_FROM, LINK_SEEDS_FROM, WINDOW_SEEDS_FROM};
+use crate::sim_config::{GROUP_SEEDS_FROM, LINK_SEEDS_FROM, STATE_SEEDS_FROM, WINDOW_SEEDS_FROM};
 use crate::world::SimCounts;
 use std::time::Instant;
 
@@ -15,6 +15,8 @@ const GROUP_SEEDS: u64 = 300;
 const LINK_SEEDS: u64 = 300;
 /// Number of simulations of models with window groups.
 const WINDOW_SEEDS: u64 = 600;
+/// Number of simulations of models with state groups.
+const STATE_SEEDS: u64 = 600;
 /// First seed of runs with the environment variable `HADRON_CURSOR`, above all seeds simulated so far.
 const FRESH_SEEDS_FROM: u64 = 10_000_000;
 /// Minimum number of scheduler steps in `SEEDS` simulations. Thirty runs with new seeds had a mean of 1.22
@@ -133,6 +135,35 @@ fn window_groups_keep_all_invariants() {
     assert!(happened.iter().all(|&count| count >= FAULTS_MIN), "too few faults: {counts:?}");
 }
 
+/// Simulates models with one or two state groups, some of them with window groups, lockstep groups or broken links.
+#[test]
+fn state_groups_keep_all_invariants() {
+    let start = Instant::now();
+    let first = first_seed(STATE_SEEDS_FROM, STATE_SEEDS_FROM + FRESH_SEEDS_FROM, STATE_SEEDS);
+    let result = sweep(first..first + STATE_SEEDS, None, true);
+    assert_no_failures(&result);
+    let counts = result.counts;
+    println!(
+        "{} seeds from {first} in {:.1} s: {counts:?}",
+        result.seeds,
+        start.elapsed().as_secs_f64()
+    );
+    let happened = [
+        counts.preemptions,
+        counts.hits,
+        counts.removed,
+        counts.crashes,
+        counts.stale_outputs,
+        counts.failed_rows,
+        counts.masked_rows,
+        counts.overdue_masks,
+        counts.missed_hits,
+        counts.forks,
+        counts.resumed_states,
+    ];
+    assert!(happened.iter().all(|&count| count >= FAULTS_MIN), "too few faults: {counts:?}");
+}
+
 /// Simulates links that lose messages in one or both directions until the failure is detected. Also simulates
 /// KV-event subscribers that disconnect, reconnect, and get the missed changes from a replay or a snapshot.
 #[test]
@@ -167,7 +198,7 @@ fn broken_links_and_subscribers_keep_all_invariants() {
 fn mutant_seeds() {
     assert_no_failures(&sweep(0..MUTANT_SEEDS, None, true));
     assert_no_failures(&sweep(GROUP_SEEDS_FROM..GROUP_SEEDS_FROM + MUTANT_SEEDS / 8, None, true));
-    for first in [LINK_SEEDS_FROM, WINDOW_SEEDS_FROM] {
+    for first in [LINK_SEEDS_FROM, WINDOW_SEEDS_FROM, STATE_SEEDS_FROM] {
         assert_no_failures(&sweep(first..first + MUTANT_SEEDS / 8, None, true));
     }
 }
@@ -208,7 +239,7 @@ fn replay_seed() {
 }
 
 /// Searches for failures in the simulations of `HADRON_SIM_COUNT` seeds from `HADRON_SIM_FROM` on. Also runs
-/// a fifth of this number each with lockstep groups, with broken links, and with window groups.
+/// a fifth of this number each with lockstep groups, with broken links, with window groups, and with state groups.
 #[test]
 #[ignore = "runs as many seeds as requested: `just explore FROM COUNT`"]
 fn explore_seeds() {
@@ -216,8 +247,8 @@ fn explore_seeds() {
     let from = env_number("HADRON_SIM_FROM").unwrap_or(SEEDS);
     let count = env_number("HADRON_SIM_COUNT").unwrap_or(20_000);
     let mut failing = 0;
-    let others =
-        [GROUP_SEEDS_FROM, LINK_SEEDS_FROM, WINDOW_SEEDS_FROM].map(|first| (first, count / 5));
+    let others = [GROUP_SEEDS_FROM, LINK_SEEDS_FROM, WINDOW_SEEDS_FROM, STATE_SEEDS_FROM];
+    let others = others.map(|first| (first, count / 5));
     for (first, count) in [(0, count)].into_iter().chain(others) {
         let seeds = first + from..first + from + count;
         let result = sweep(seeds.clone(), None, false);

@@ -42,6 +42,7 @@ impl WindowServer {
             drafts: 0,
             slot_access: KvSlotAccess::ReadWrite,
             kinds: kinds.to_vec(),
+            state_slots: 0,
         });
         let scheduler = Scheduler::new(config).expect("a valid configuration");
         Self { scheduler, device, requests: 0, blocks_max: 0 }

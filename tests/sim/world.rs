@@ -7,7 +7,7 @@
 use crate::batch_checks::BatchChecker;
 use crate::client::{ClientStage, SimClient};
 use crate::event_queue::{SimEvent, SimEventQueue};
-use crate::executor::SimExecutor;
+use crate::executor::{FreedMemory, SimExecutor};
 use crate::executor_watch::{ExecutorLivenessEvent, SimExecutorWatch};
 use crate::fault_injector::{FaultInjector, InjectedFault};
 use crate::index_mirror::IndexMirror;
@@ -16,11 +16,12 @@ use crate::invariant::{CheckResult, ensure};
 use crate::process_pause::{PROCESS_PAUSES_MAX, ProcessPause};
 use crate::rng::SimRng;
 use crate::sim_config::{
-    FaultRates, GROUP_SEEDS_FROM, LATE_DRAWS_STREAM, LINK_SEEDS_FROM, SimConfig, WINDOW_SEEDS_FROM,
+    FaultRates, GROUP_SEEDS_FROM, LATE_DRAWS_STREAM, LINK_SEEDS_FROM, STATE_SEEDS_FROM, SimConfig,
+    WINDOW_SEEDS_FROM,
 };
 use crate::subscriber::SimKvEventSubscriber;
 use crate::trace::SimTrace;
-use protocol::{BlockId, Replica};
+use protocol::{BlockId, Replica, StateSlot};
 use scheduler::{
     ControlCommand, ExecutorFailure, Scheduler, SchedulerEffect, SchedulerEvent, SchedulerStats,
 };
@@ -58,6 +59,9 @@ pub(crate) struct SimReplica {
     pub(crate) blocks: u32,
     /// For each block, by id: whether the block was neither referenced nor cached after the last tick.
     free_blocks: Vec<bool>,
+    /// For each slot of each state group: whether the slot was neither referenced nor a checkpoint after the last
+    /// tick.
+    free_state_slots: Vec<Vec<bool>>,
 }
 
 impl SimReplica {
@@ -76,8 +80,12 @@ pub(crate) struct SimCounts {
     pub(crate) requests: u64,
     pub(crate) preemptions: u64,
     pub(crate) hits: u64,
-    /// Number of replicas on which missing windows shortened a prefix hit.
+    /// Number of replicas on which missing windows or checkpoints shortened a prefix hit.
     pub(crate) missed_hits: u64,
+    /// Number of rows that wrote another state slot than the one that they read.
+    pub(crate) forks: u64,
+    /// Number of requests that resumed from a checkpoint of recurrent state.
+    pub(crate) resumed_states: u64,
     pub(crate) stored: u64,
     pub(crate) removed: u64,
     pub(crate) lifetimes: u64,
@@ -183,6 +191,7 @@ impl SimWorld {
     pub(crate) fn new(seed: u64, fault: Option<InjectedFault>, readable: bool) -> Self {
         let mut rng = SimRng::new(seed);
         let draw = match seed {
+            STATE_SEEDS_FROM.. => SimConfig::draw_states,
             WINDOW_SEEDS_FROM.. => SimConfig::draw_windows,
             LINK_SEEDS_FROM.. => SimConfig::draw_links,
             GROUP_SEEDS_FROM.. => SimConfig::draw_group,
@@ -265,6 +274,9 @@ impl SimWorld {
         replica_state.executor = Some(executor);
         replica_state.batch_checker.reset();
         replica_state.free_blocks = vec![true; replica_state.blocks as usize];
+        let state_groups = self.config.kv_kinds().filter(|kind| kind.is_state()).count();
+        let state_slots = self.config.scheduler.kv.state_slots as usize;
+        replica_state.free_state_slots = vec![vec![true; state_slots]; state_groups];
         self.watch_executors(replica);
     }
 
@@ -453,21 +465,33 @@ impl SimWorld {
         self.clients.iter().all(|client| client.stage == ClientStage::Done)
     }
 
-    /// Overwrites the KV slots of freed blocks with invalid values, after the executor has processed all
-    /// messages sent before the blocks were freed.
+    /// Overwrites freed blocks and state slots with invalid values, after the executor has processed all messages
+    /// sent before they were freed.
     fn poison_freed(&mut self) {
         for (replica, replica_state) in self.replicas.iter_mut().enumerate() {
             let Some(executor) = &mut replica_state.executor else { continue };
-            let mut freed = Vec::new();
+            let mut freed = FreedMemory::default();
             for (block, was_free) in replica_state.free_blocks.iter_mut().enumerate() {
                 let block = BlockId(block as u32);
                 let free = is_free(&self.scheduler, Replica(replica as u16), block);
                 if free && !*was_free {
-                    freed.push(block);
+                    freed.blocks.push(block);
                 }
                 *was_free = free;
             }
-            if !freed.is_empty() {
+            let states = self.scheduler.kv(Replica(replica as u16)).states();
+            for (group, was_free) in replica_state.free_state_slots.iter_mut().enumerate() {
+                let slots = (0..was_free.len() as u32).map(StateSlot);
+                let is_free = slots.map(|slot| states.is_free(group, slot));
+                freed.state_slots.push(Vec::new());
+                for (slot, (free, was_free)) in (0..).zip(is_free.zip(was_free)) {
+                    if free && !*was_free {
+                        freed.state_slots[group].push(StateSlot(slot));
+                    }
+                    *was_free = free;
+                }
+            }
+            if !freed.blocks.is_empty() || freed.state_slots.iter().any(|slots| !slots.is_empty()) {
                 executor.free(freed);
             }
         }

@@ -4,8 +4,10 @@
 //! The model has KV slots and sequence slots, as a device does, but no reference counts and no scheduling
 //! policy. The next token is a hash of the whole prefix **read back through the block table**, KV slot by KV
 //! slot, so an aliased, stale, freed or misplaced block gives a wrong token immediately. Window groups are read
-//! through their own tables: the KV entries in the window of each query must continue the same prefix. As on a
-//! device, reads happen after all rows of the step have written. With `KvSlotAccess::Untouched`, the token is a hash
+//! through their own tables: the KV entries in the window of each query must continue the same prefix. The state slots
+//! of state groups contain the hash of all tokens folded into them; a row reads one slot and writes one, and a state
+//! that does not continue the row's prefix gives a wrong token. As on a device, KV entries are read after all rows of
+//! the step have written. With `KvSlotAccess::Untouched`, the token is a hash
 //! of the request's key and the position, and no KV slot is accessed: steps then take almost no time, for
 //! HTTP benchmarks.
 //!
@@ -19,7 +21,7 @@ pub(crate) mod text;
 
 use protocol::{
     Batch, BatchRow, BitmaskRow, BlockId, BlockTableUpdate, KvKind, RequestId, RowError, RowInput,
-    RowOutput, StepId, StepOutput, StepTiming, Token, TokenBitmask,
+    RowOutput, StateSlot, StateSlotAccess, StepId, StepOutput, StepTiming, Token, TokenBitmask,
 };
 use text::{EMPTY, HashSampler, POISON, avalanche, entry, fold};
 
@@ -45,8 +47,17 @@ pub(crate) struct HashModelConfig {
     pub(crate) drafts: u8,
     /// Whether KV slots are written and read.
     pub(crate) slot_access: KvSlotAccess,
-    /// Kinds of the KV groups, all of which use the same pool.
+    /// Kinds of the KV groups. Groups with blocks use the same pool; state groups follow them.
     pub(crate) kinds: Vec<KvKind>,
+    /// Number of state slots of each state group.
+    pub(crate) state_slots: u32,
+}
+
+impl HashModelConfig {
+    /// Number of groups with blocks, which is the index of the first state group.
+    fn block_groups(&self) -> usize {
+        self.kinds.iter().filter(|kind| !kind.is_state()).count()
+    }
 }
 
 /// Contents of a KV slot.
@@ -123,6 +134,9 @@ struct ResolvedRowInput {
 pub(crate) struct HashModel {
     config: HashModelConfig,
     slots: Vec<HashKvSlot>,
+    /// State slots of each state group: the hash of all tokens folded into the state, changed by the number of the
+    /// group.
+    states: Vec<Vec<u64>>,
     sequence_slots: Vec<Option<HashSequenceState>>,
     filled: Vec<FilledBlock>,
     shifted_rows: u64,
@@ -139,9 +153,12 @@ impl HashModel {
             }
             KvSlotAccess::Untouched => Vec::new(),
         };
+        let state_groups = config.kinds.len() - config.block_groups();
+        let states = vec![vec![POISON; config.state_slots as usize]; state_groups];
         Self {
             config,
             slots,
+            states,
             sequence_slots: Vec::new(),
             filled: Vec::new(),
             shifted_rows: 0,
@@ -156,6 +173,13 @@ impl HashModel {
         let from = block.0 as usize * size;
         if let Some(slots) = self.slots.get_mut(from..from + size) {
             slots.fill(HashKvSlot::POISON);
+        }
+    }
+
+    /// Overwrites a state slot that no request references any more; `group` counts state groups from 0.
+    pub(crate) fn poison_state(&mut self, group: usize, slot: StateSlot) {
+        if let Some(state) = self.states[group].get_mut(slot.0 as usize) {
+            *state = POISON;
         }
     }
 
@@ -306,7 +330,36 @@ impl HashModel {
         Ok(ResolvedRowInput { start, ids })
     }
 
-    /// Writes the KV entries of a row's input ids. Adds the prompt log-probabilities of the row to `output`,
+    /// Returns the states that a row reads from its state slots, one for each state group.
+    fn read_states(&self, row: &BatchRow, start: u32) -> HashModelResult<Vec<u64>> {
+        let (first, groups) = (self.config.block_groups(), self.states.len());
+        if row.state_slots.len() != groups || groups > 0 && row.drafts > 0 {
+            return fail(row, format_args!("{:?} for {groups} state groups", row.state_slots));
+        }
+        let read = |(index, access): (usize, &StateSlotAccess)| {
+            let slots = &self.states[index];
+            let is_valid = usize::from(access.group) == first + index
+                && access.read.is_some() == (start > 0)
+                && slots.len() > access.write.0 as usize;
+            match access.read.map(|slot| slots.get(slot.0 as usize)) {
+                None if is_valid => Ok(EMPTY),
+                Some(Some(state)) if is_valid => Ok(state ^ group_salt(first + index)),
+                _ => fail(row, format_args!("{access:?} of {} state slots", slots.len())),
+            }
+        };
+        row.state_slots.iter().enumerate().map(read).collect()
+    }
+
+    /// Writes the states after a row to its state slots.
+    fn write_states(&mut self, row: &BatchRow, states: &[u64], failed: bool) {
+        let first = self.config.block_groups();
+        for (index, (access, &state)) in row.state_slots.iter().zip(states).enumerate() {
+            let state = if failed { POISON } else { state ^ group_salt(first + index) };
+            self.states[index][access.write.0 as usize] = state;
+        }
+    }
+
+    /// Writes the KV entries of a row's input ids, and the states after the row. Adds the prompt log-probabilities of the row to `output`,
     /// if requested.
     fn write(
         &mut self,
@@ -315,16 +368,25 @@ impl HashModel {
         span: &ResolvedRowInput,
         output: &mut RowOutput,
     ) -> HashModelResult<()> {
+        let mut states = self.read_states(row, span.start)?;
         let Self { config, slots, sequence_slots, filled, .. } = self;
         let sequence = sequence_of(sequence_slots, row)?;
         let wanted = sequence.sampler.sampling.prompt_logprobs;
         let failed = output.error.is_some();
         let mut context = read(slots, sequence, config, span.start, span.start, row)?;
+        for state in &states {
+            if *state != context {
+                context = avalanche(context ^ state);
+            }
+        }
         for (i, &id) in span.ids.iter().enumerate() {
             let position = span.start + i as u32;
             let value = entry(context, id);
             context = fold(context, value);
-            for group in 0..config.kinds.len() {
+            for state in &mut states {
+                *state = fold(*state, entry(*state, id));
+            }
+            for group in 0..config.block_groups() {
                 let slot = slot(&sequence.tables[group], config, position, row)?;
                 slots[slot] = if failed {
                     HashKvSlot::POISON
@@ -346,6 +408,7 @@ impl HashModel {
                 output.prompt_mut().logprobs.push(text::logprobs(context, next, top, config.vocab));
             }
         }
+        self.write_states(row, &states, failed);
         Ok(())
     }
 
@@ -453,7 +516,7 @@ impl HashSequenceState {
     ) -> HashModelResult<()> {
         let (group, from, blocks) =
             (usize::from(update.group), update.first_entry as usize, config.blocks);
-        let Some(table) = self.tables.get_mut(group) else {
+        let Some(table) = self.tables[..config.block_groups()].get_mut(group) else {
             return fail(row, format_args!("table update {update:?} of an unknown group"));
         };
         let may_begin_later = config.kinds[group].window().is_some() && table.is_empty();

@@ -484,6 +484,7 @@ fn hash_device(
         drafts: 0,
         slot_access: setup.slot_access,
         kinds: vec![protocol::KvKind::Full],
+        state_slots: 0,
     };
     let mut model = HashModel::new(config);
     let tokens_of = match setup.alphabet {

@@ -158,6 +158,7 @@ mod tests {
             masked: false,
             input: RowInput::Tokens(ids.into()),
             table_updates: ThinVec::new(),
+            state_slots: protocol::ThinVec::new(),
             next_token: None,
             seq_init: None,
         }

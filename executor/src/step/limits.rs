@@ -138,6 +138,10 @@ impl StepLimits {
         if row.drafts > limit {
             return Err(BatchError::TooManyDrafts { request, drafts: row.drafts, limit });
         }
+        if !row.state_slots.is_empty() {
+            let groups = row.state_slots.len();
+            return Err(BatchError::RecurrentState { request, groups });
+        }
         let token_ids = self.input_token_count(row, state)?;
         if token_ids != row.len as usize || token_ids == 0 {
             return Err(BatchError::Length { request, len: row.len, token_ids });
@@ -244,6 +248,7 @@ mod tests {
             masked: false,
             input: RowInput::Tokens(vec![0; len as usize].into()),
             table_updates: updates.iter().map(update).collect(),
+            state_slots: protocol::ThinVec::new(),
             next_token: None,
             seq_init: Some(Box::new(init)),
         }

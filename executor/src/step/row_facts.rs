@@ -30,6 +30,7 @@ mod tests {
             masked: false,
             input: RowInput::Tokens([5].as_slice().into()),
             table_updates: ThinVec::new(),
+            state_slots: protocol::ThinVec::new(),
             next_token: None,
             seq_init: None,
         };

@@ -734,6 +734,7 @@ impl SchedulerHarness {
             masked: request.masked && samples,
             input,
             table_updates: updates.into(),
+            state_slots: protocol::ThinVec::new(),
             next_token: request.tokens.get(end).copied(),
             seq_init: init.map(Box::new),
         }

@@ -150,6 +150,7 @@ const fn kind_name(kind: KvKind) -> &'static str {
         KvKind::Full => "full_attention",
         KvKind::Mla => "mla_attention",
         KvKind::Window { .. } => "sliding_window",
+        KvKind::State { .. } => "mamba",
     }
 }
 

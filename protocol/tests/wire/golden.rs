@@ -10,8 +10,9 @@ use protocol::{
     HostSettings, KvCacheDtype, KvCacheSize, KvGroup, KvKind, KvSpec, ModelDtype, NodeCommand,
     NodeEvent, NodeHandshake, NodeInfo, ParallelConfig, ProfilerStatus, Rank, Replica, RequestId,
     RowDrafts, RowError, RowInput, RowOutput, SamplingParams, SequenceInit, SequenceSlot,
-    SpeculativeConfig, SpeculativeMethod, StartupPhase, StepCost, StepDrafts, StepId,
-    StepLaunchMode, StepOutput, StepTiming, TokenLogprobs, WarmUpReport, WeightsDigest,
+    SpeculativeConfig, SpeculativeMethod, StartupPhase, StateSlot, StateSlotAccess, StepCost,
+    StepDrafts, StepId, StepLaunchMode, StepOutput, StepTiming, TokenLogprobs, WarmUpReport,
+    WeightsDigest,
 };
 
 /// Compares the frame of a message in hexadecimal: the header on one line, then 32 bytes of the body per
@@ -42,6 +43,7 @@ fn row(input: RowInput, init: Option<Box<SequenceInit>>) -> BatchRow {
             blocks: vec![BlockId(9), BlockId(70_000)].into(),
         }]
         .into(),
+        state_slots: vec![StateSlotAccess { group: 1, read: None, write: StateSlot(3) }].into(),
         next_token: None,
         seq_init: init,
     }
@@ -69,12 +71,13 @@ fn batch_bytes() {
     check(
         &ExecutorCommand::Batch(batch),
         &expect![[r#"
-            4844524e100003000200000000000000a00000001dc65b82
-            96070281a5456167657291020000929ccd012c0104100100c3c281a6546f6b65
-            6e73c4045b50020091930001c4080900000070110100c0949fca0000000000ca
-            3f800000ca00000000ca3f800000ca00000000ca000000000090c40805000000
-            000080bfc090c0c0c0cdfeed11c40801000000020000009ccd012c0104100100
-            c3c281a953616d706c6564417492060391930001c4080900000070110100c0c0"#]],
+            4844524e110003000200000000000000aa000000410a0cfc
+            96070281a5456167657291020000929dcd012c0104100100c3c281a6546f6b65
+            6e73c4045b50020091930001c4080900000070110100919301c003c0949fca00
+            00000000ca3f800000ca00000000ca3f800000ca00000000ca000000000090c4
+            0805000000000080bfc090c0c0c0cdfeed11c40801000000020000009dcd012c
+            0104100100c3c281a953616d706c6564417492060391930001c4080900000070
+            110100919301c003c0c0"#]],
     );
 }
 
@@ -90,7 +93,7 @@ fn bitmask_bytes() {
     check(
         &ExecutorCommand::Bitmask(bitmask),
         &expect![[r#"
-            4844524e1000060002000000000000001b00000077a1e51e
+            4844524e1100060002000000000000001b000000e68abe8c
             92079292009291c408010000800200000091c40403000000920390"#]],
     );
 }
@@ -104,7 +107,7 @@ fn draft_report_bytes() {
     check(
         &ExecutorEvent::Drafts(StepDrafts { step: StepId(7), rows }),
         &expect![[r#"
-            4844524e10001b00020000000000000015000000a74ae9eb
+            4844524e11001b00020000000000000015000000053b8c14
             92079292cd012cc4085b500200020000009204c400"#]],
     );
 }
@@ -114,16 +117,16 @@ fn short_command_bytes() {
     check(
         &ExecutorCommand::AllocateKv { blocks: 65_536 },
         &expect![[r#"
-            4844524e100002000200000000000000060000000d8bb508
+            4844524e11000200020000000000000006000000b965a054
             91ce00010000"#]],
     );
     check(
         &ExecutorCommand::Profile { enabled: true },
         &expect![[r#"
-            4844524e10000500020000000000000002000000d4d3ef2f
+            4844524e11000500020000000000000002000000ffd18620
             91c3"#]],
     );
-    check(&ExecutorCommand::Shutdown, &expect!["4844524e10000400020000000000000000000000c7cca853"]);
+    check(&ExecutorCommand::Shutdown, &expect!["4844524e1100040002000000000000000000000039c1a4a1"]);
 }
 
 #[test]
@@ -162,7 +165,7 @@ fn step_output_bytes() {
     check(
         &ExecutorEvent::StepOutput(output),
         &expect![[r#"
-            4844524e1000150002000000000000005f00000059eb12aa
+            4844524e1100150002000000000000005f000000135f3bea
             9507029296c404030000000200c0919403cabf00000001c41003000000000000
             bf040000000000c0bfc096c4000000a9416c6c4d61736b656490c09501ce000f
             4240cd01f4c39601cd0100ce000100000002cd0200c4080200010003000000"#]],
@@ -182,21 +185,21 @@ fn startup_event_bytes() {
     check(
         &ExecutorEvent::Hello(hello),
         &expect![[r#"
-            4844524e1000110002000000000000001700000043758d0c
+            4844524e110011000200000000000000170000003d74732c
             96010002a3637075a5302e312e30cfffffffffffffffff"#]],
     );
     let progress = ExecutorEvent::Progress { phase: StartupPhase::Load, done: 1, total: 1 << 33 };
     check(
         &progress,
         &expect![[r#"
-            4844524e1000120002000000000000001000000081901fd6
+            4844524e110012000200000000000000100000004a40b9eb
             93a44c6f616401cf0000000200000000"#]],
     );
     let digest = WeightsDigest { common: 1, sharded: 1 << 63, experts: 300 };
     check(
         &ExecutorEvent::WeightsLoaded(digest),
         &expect![[r#"
-            4844524e10001a0002000000000000000e000000fea0f741
+            4844524e11001a0002000000000000000e000000f7e14c54
             9301cf8000000000000000cd012c"#]],
     );
     let group = KvGroup { layers: vec![0, 1], kind: KvKind::Full, bytes_per_block: 8_192 };
@@ -209,31 +212,31 @@ fn startup_event_bytes() {
     check(
         &ExecutorEvent::WarmUpDone(report),
         &expect![[r#"
-            4844524e100013000200000000000000180000001dbc8986
+            4844524e1100130002000000000000001800000036a9495b
             9392109193920001a446756c6ccd2000cd01f492cd012c0c"#]],
     );
     let fault = ExecutorEvent::Fault { step: Some(StepId(7)), text: "gone".to_owned() };
     check(
         &fault,
         &expect![[r#"
-            4844524e10001600020000000000000007000000f908e4dc
+            4844524e11001600020000000000000007000000c1f837a9
             9207a4676f6e65"#]],
     );
     let status = ProfilerStatus::Started("/t/rank0-1.json".to_owned());
     check(
         &ExecutorEvent::ProfilerStatus(status),
         &expect![[r#"
-            4844524e1000180002000000000000001900000009692c14
+            4844524e11001800020000000000000019000000f98cc5ad
             81a753746172746564af2f742f72616e6b302d312e6a736f6e"#]],
     );
     let done = ExecutorEvent::StepDone { step: StepId(7), duration_ns: 1_000_000 };
     check(
         &done,
         &expect![[r#"
-            4844524e10001900020000000000000007000000edcec7f4
+            4844524e11001900020000000000000007000000d53e1481
             9207ce000f4240"#]],
     );
-    check(&ExecutorEvent::Heartbeat, &expect!["4844524e1000170002000000000000000000000058ca89fd"]);
+    check(&ExecutorEvent::Heartbeat, &expect!["4844524e11001700020000000000000000000000a6c7850f"]);
 }
 
 #[test]
@@ -276,7 +279,7 @@ fn executor_settings_bytes() {
     check(
         &settings,
         &expect![[r#"
-            4844524e1000010002000000000000007200000011b69021
+            4844524e11000100020000000000000072000000756f68ed
             dc001da22f6dc0c001a343707590c0c0a7466c6f61743332a44175746f0210cd
             0100cd0100044081a6426c6f636b7340cb3feccccccccccccda74e6f7468696e
             67930381a54e6772616d92020581a953796e74686574696392cd02bc0014c002
@@ -290,14 +293,14 @@ fn node_message_bytes() {
     check(
         &NodeHandshake::Challenge { nonce },
         &expect![[r#"
-            4844524e10002100020000000000000024000000f6567c67
+            4844524e110021000200000000000000240000005ca212c3
             91dc002001010101010101010101010101010101010101010101010101010101
             01010101"#]],
     );
     check(
         &NodeHandshake::Response { nonce, proof },
         &expect![[r#"
-            4844524e10002200020000000000000067000000483a52c0
+            4844524e11002200020000000000000067000000f5b20cc6
             92dc002001010101010101010101010101010101010101010101010101010101
             01010101dc0020ccffccffccffccffccffccffccffccffccffccffccffccffcc
             ffccffccffccffccffccffccffccffccffccffccffccffccffccffccffccffcc
@@ -306,19 +309,19 @@ fn node_message_bytes() {
     check(
         &NodeHandshake::Welcome { proof },
         &expect![[r#"
-            4844524e100023000200000000000000440000008c092c34
+            4844524e11002300020000000000000044000000cfd36e28
             91dc0020ccffccffccffccffccffccffccffccffccffccffccffccffccffccff
             ccffccffccffccffccffccffccffccffccffccffccffccffccffccffccffccff
             ccffccff"#]],
     );
-    check(&NodeHandshake::Denied, &expect!["4844524e10002e0002000000000000000000000033d315f4"]);
+    check(&NodeHandshake::Denied, &expect!["4844524e11002e00020000000000000000000000cdde1906"]);
     let parallel = ParallelConfig { tp_size: 1, dp_size: 2, expert_parallel: false };
     let build = "0.1.0".to_owned();
     let node_info = NodeInfo { node: 1, nodes: 2, parallel, build, model_digest: 7 };
     check(
         &NodeEvent::Join(node_info),
         &expect![[r#"
-            4844524e1000290002000000000000000e000000352ee1bd
+            4844524e1100290002000000000000000e0000003c6f5aa8
             950102930102c2a5302e312e3007"#]],
     );
     let host = HostSettings {
@@ -331,37 +334,37 @@ fn node_message_bytes() {
     check(
         &NodeEvent::Link(ExecutorLinkRequest { ticket: 9, rank: Rank(1), host }),
         &expect![[r#"
-            4844524e10002a0002000000000000000b000000f08c4011
+            4844524e11002a0002000000000000000b000000501e7e4f
             93090195a22f6dc0c001c0"#]],
     );
     let text = || "gone".to_owned();
     check(
         &NodeEvent::StartFailed { ticket: 9, reason: text() },
         &expect![[r#"
-            4844524e10002b00020000000000000007000000e2f7eff0
+            4844524e11002b00020000000000000007000000da073c85
             9209a4676f6e65"#]],
     );
     check(
         &NodeEvent::ExecutorExited { rank: Rank(1), epoch: Epoch(2), description: text() },
         &expect![[r#"
-            4844524e10002c000200000000000000080000000dc4a191
+            4844524e11002c000200000000000000080000008306ee2b
             930102a4676f6e65"#]],
     );
-    check(&NodeEvent::Heartbeat, &expect!["4844524e10002d00020000000000000000000000f92c1c08"]);
-    check(&NodeCommand::Accepted, &expect!["4844524e100024000200000000000000000000006d3ef9f7"]);
+    check(&NodeEvent::Heartbeat, &expect!["4844524e11002d00020000000000000000000000072110fa"]);
+    check(&NodeCommand::Accepted, &expect!["4844524e110024000200000000000000000000009333f505"]);
     check(
         &NodeCommand::Rejected { reason: text() },
         &expect![[r#"
-            4844524e10002500020000000000000006000000c3f7e76b
+            4844524e110025000200000000000000060000007719f237
             91a4676f6e65"#]],
     );
     let start = NodeCommand::Start { replica: Replica(1), epoch: Epoch(2), ticket: 9 };
     check(
         &start,
         &expect![[r#"
-            4844524e1000260002000000000000000400000039c6d6ed
+            4844524e11002600020000000000000004000000843195da
             93010209"#]],
     );
-    check(&NodeCommand::Leave, &expect!["4844524e10002700020000000000000000000000a7c1f00b"]);
-    check(&NodeCommand::Heartbeat, &expect!["4844524e10002800020000000000000000000000565aea09"]);
+    check(&NodeCommand::Leave, &expect!["4844524e1100270002000000000000000000000059ccfcf9"]);
+    check(&NodeCommand::Heartbeat, &expect!["4844524e11002800020000000000000000000000a857e6fb"]);
 }

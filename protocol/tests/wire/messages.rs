@@ -11,8 +11,9 @@ use protocol::{
     KvSpec, ModelDtype, NodeCommand, NodeEvent, NodeHandshake, NodeInfo, ParallelConfig,
     PoolingMethod, ProfilerStatus, PromptResults, Rank, Replica, RequestId, RowDrafts, RowError,
     RowInput, RowOutput, SamplingParams, SequenceInit, SequenceSlot, SpeculativeConfig,
-    SpeculativeMethod, StartupPhase, StepCost, StepDrafts, StepId, StepLaunchMode, StepOutput,
-    StepTiming, Token, TokenBitmask, TokenLogprobs, WarmUpReport, WeightsDigest,
+    SpeculativeMethod, StartupPhase, StateSlot, StateSlotAccess, StepCost, StepDrafts, StepId,
+    StepLaunchMode, StepOutput, StepTiming, Token, TokenBitmask, TokenLogprobs, WarmUpReport,
+    WeightsDigest,
 };
 
 fn ids() -> impl Strategy<Value = Vec<Token>> {
@@ -92,10 +93,26 @@ fn row() -> impl Strategy<Value = BatchRow> {
             masked: drafts == 0 && samples,
             input,
             table_updates: tables.into(),
+            state_slots: (0..start as u8 % 3)
+                .map(|group| StateSlotAccess {
+                    group,
+                    read: samples.then_some(StateSlot(epoch)),
+                    write: StateSlot(start),
+                })
+                .collect(),
             next_token: next,
             seq_init: init,
         },
     )
+}
+
+fn kv_kind(bytes: u64) -> KvKind {
+    match bytes % 4 {
+        0 => KvKind::Full,
+        1 => KvKind::Mla,
+        2 => KvKind::Window { tokens: bytes as u32 },
+        _ => KvKind::State { slots_per_request: bytes as u16, bytes_per_slot: bytes },
+    }
 }
 
 fn batch() -> impl Strategy<Value = Batch> {
@@ -180,7 +197,7 @@ fn output() -> impl Strategy<Value = StepOutput> {
 
 fn spec() -> impl Strategy<Value = KvSpec> {
     let group = (vec(any::<u16>(), 0..5), any::<u64>()).prop_map(|(layers, bytes_per_block)| {
-        KvGroup { layers, kind: KvKind::Full, bytes_per_block }
+        KvGroup { layers, kind: kv_kind(bytes_per_block), bytes_per_block }
     });
     (any::<u32>(), vec(group, 0..3))
         .prop_map(|(block_tokens, groups)| KvSpec { block_tokens, groups })

@@ -80,11 +80,12 @@ impl Request {
         }
     }
 
-    /// Frees all blocks of the request. Returns the emptied block tables, so that another request can reuse
+    /// Frees all blocks and state slots of the request. Returns the emptied block tables, so that another request can reuse
     /// their memory.
     pub(crate) fn free_blocks(&mut self, kv: &mut KvCache) -> BlockTables {
         let mut tables = std::mem::take(&mut self.cold_fields.block_tables);
         kv.free(&mut tables);
+        kv.states_mut().free(&mut self.cold_fields.states.slots);
         self.set_table_entries(TableEntries::default(), kv);
         tables
     }

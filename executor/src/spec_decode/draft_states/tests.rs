@@ -135,6 +135,7 @@ impl TeacherForcedRequest {
             masked: false,
             input: RowInput::Tokens(tokens[start..start + len].to_vec().into()),
             table_updates: if first { vec![update].into() } else { ThinVec::new() },
+            state_slots: protocol::ThinVec::new(),
             next_token: None,
             seq_init: first.then(|| Box::new(init)),
         }
