@@ -1,5 +1,6 @@
-//! Memory amplification: each route gets its most expensive body under an address-space limit. The server
-//! must reply, survive, and stay below the memory bound of docs/operations.md.
+//! Memory amplification: routes of tokenization, completions, responses and reranking get costly bodies under an
+//! address-space limit. The server must reply, survive, and stay below the memory bound of docs/operations.md.
+//! Not covered: `/v1/messages`, `/v1/embeddings`, `/score`, `/generate`, `/v1/conversations` and `/render` routes.
 
 use super::clock_and_memory::limit_memory;
 use super::server_process::ServerProcess;
