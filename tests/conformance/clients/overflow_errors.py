@@ -2,7 +2,7 @@
 """litellm and LangChain against requests that exceed the context length: each must raise its own error for this case.
 
 The error is raised by the functions of the packages, from replies of a server of this tree. The script prints the table in
-results/overflow_errors.md. The packages are installed in about a minute.
+results/overflow_errors.md. Run by hand: the packages take a minute of a processor to install.
 """
 
 import importlib.metadata
