@@ -46,7 +46,7 @@ def clients(url):
     """Yields the package, the route, a function that sends a request, and the package's error of each case."""
     litellms = dict.fromkeys((PROMPT, TOTAL), litellm.ContextWindowExceededError)
     langchains = dict.fromkeys((PROMPT, TOTAL), ContextOverflowError)
-    # Of the two messages of Anthropic's API, langchain-anthropic knows that of the prompt.
+    # Of the two messages of Anthropic's API, langchain-anthropic recognises the message about the prompt.
     anthropics = {PROMPT: ContextOverflowError, TOTAL: anthropic.BadRequestError}
     yield "litellm", "/v1/chat/completions", of_litellm("openai/demo", url + "/v1"), litellms
     yield "litellm", "/v1/messages", of_litellm("anthropic/demo", url), litellms
