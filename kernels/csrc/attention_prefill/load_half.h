@@ -23,8 +23,8 @@ DEV u32 pool_row(const PrefillParams& job, const WorkTile& item, const i32* tabl
 // State of the warp that loads keys, or of the warp that loads values.
 struct ProducerState { u8* operands; StageBarriers* stages; Barrier* tail_full; u32 tail_uses; PipelineState pipe; };
 
-// Zeroes values [first, end) of a step, which are beyond the context or before the first key of the tile: they are multiplied by probabilities of zero, and NaN or
-// infinity times zero would be NaN.
+// Zeroes values [first, end) of a step, which are beyond the context or before the first key of the tile: they are
+// multiplied by probabilities of zero, and NaN or infinity times zero would be NaN.
 DEV void clear_rows(u8* operand, u32 first, u32 end) {
     for (u32 i = first * 8 + lane(); i < end * 8; i += WARP_SIZE)
         for (u32 panel = 0; panel < PANELS; ++panel)

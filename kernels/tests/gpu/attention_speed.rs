@@ -3,6 +3,7 @@
 //! products. The results are printed, not checked.
 
 use device::{DType, DeviceDriver, bf16};
+use kernels::gpu::GpuBackend;
 use kernels::{
     AttentionKeyRange, AttentionMetadata, BatchUpperBounds, KvLayout, KvTileOrder, PagedAttention,
     PagedAttentionArgs,
@@ -75,51 +76,75 @@ fn attention_speed() {
     }
 }
 
-fn measure(pair: &CpuGpuPair, layer: &AttentionLayerSpec, step: StepRowSpec) {
-    let &AttentionLayerSpec { heads, kv_heads, head_dim, .. } = layer;
-    let StepRowSpec { rows, tokens, context } = step;
-    let width = context.div_ceil(BLOCK_TOKENS);
-    let layer_bytes = rows * width * 2 * BLOCK_TOKENS * kv_heads * head_dim * 2;
-    let layout = KvLayout {
+/// Matrices of a step on the GPU.
+struct StepArrays {
+    q: DeviceArray<bf16>,
+    o: DeviceArray<bf16>,
+    cu_q: DeviceArray<i32>,
+    contexts: DeviceArray<i32>,
+    tables: DeviceArray<i32>,
+    sinks: DeviceArray<f32>,
+}
+
+impl StepArrays {
+    fn new(gpu: &GpuBackend, layer: &AttentionLayerSpec, step: StepRowSpec) -> Self {
+        let StepRowSpec { rows, tokens, context } = step;
+        let (columns, width) = (layer.heads * layer.head_dim, context.div_ceil(BLOCK_TOKENS));
+        let cu_q: Vec<i32> = (0..=rows).map(|row| (row * tokens) as i32).collect();
+        let tables: Vec<i32> = (0..(rows * width) as i32).collect();
+        let q = vec![bf16::ONE; rows * tokens * columns];
+        Self {
+            q: DeviceArray::of(gpu, &q, rows * tokens, columns),
+            o: DeviceArray::poisoned(gpu, rows * tokens, columns),
+            cu_q: DeviceArray::row(gpu, &cu_q),
+            contexts: DeviceArray::row(gpu, &vec![context as i32; rows]),
+            tables: DeviceArray::of(gpu, &tables, rows, width),
+            sinks: DeviceArray::row(gpu, &vec![0f32; layer.heads]),
+        }
+    }
+}
+
+/// Layout of a KV pool with the blocks of all rows, each of which has blocks of its own.
+fn layout_of(layer: &AttentionLayerSpec, step: StepRowSpec) -> KvLayout {
+    let &AttentionLayerSpec { kv_heads, head_dim, .. } = layer;
+    let blocks = step.rows * step.context.div_ceil(BLOCK_TOKENS);
+    let layer_bytes = blocks * 2 * BLOCK_TOKENS * kv_heads * head_dim * 2;
+    KvLayout {
         layers: MIN_POOL_BYTES.div_ceil(layer_bytes).clamp(1, MAX_LAYERS),
-        blocks: rows * width,
+        blocks,
         block_tokens: BLOCK_TOKENS,
         kv_heads,
         head_dim,
         dtype: DType::BF16,
         order: KvTileOrder::RowMajor,
-    };
-    let gpu = &pair.gpu;
-    let pool = gpu.alloc(layout.bytes()).unwrap();
-    let columns = heads * head_dim;
-    let q = vec![bf16::ONE; rows * tokens * columns];
-    let q = DeviceArray::of(gpu, &q, rows * tokens, columns);
-    let mut o = DeviceArray::<bf16>::poisoned(gpu, rows * tokens, columns);
-    let cu_q: Vec<i32> = (0..=rows).map(|row| (row * tokens) as i32).collect();
-    let cu_q = DeviceArray::row(gpu, &cu_q);
-    let contexts = DeviceArray::row(gpu, &vec![context as i32; rows]);
-    let tables: Vec<i32> = (0..(rows * width) as i32).collect();
-    let tables = DeviceArray::of(gpu, &tables, rows, width);
-    let sinks = DeviceArray::row(gpu, &vec![0f32; heads]);
-    let metadata = AttentionMetadata {
-        cu_q: cu_q.mat(),
-        context_lens: contexts.mat(),
-        block_tables: tables.mat(),
-        table_rows: None,
-        bounds: BatchUpperBounds::of(std::iter::repeat_n((tokens, context), rows), 1),
-    };
+    }
+}
+
+fn measure(pair: &CpuGpuPair, layer: &AttentionLayerSpec, step: StepRowSpec) {
+    let layout = layout_of(layer, step);
+    let pool = pair.gpu.alloc(layout.bytes()).unwrap();
+    let mut arrays = StepArrays::new(&pair.gpu, layer, step);
+    let rows = std::iter::repeat_n((step.tokens, step.context), step.rows);
+    let bounds = BatchUpperBounds::of(rows, 1);
     let time = microseconds(pair, CHAIN, |i| {
         let args = PagedAttentionArgs {
-            q: q.mat(),
-            rows: metadata,
-            heads,
+            q: arrays.q.mat(),
+            rows: AttentionMetadata {
+                cu_q: arrays.cu_q.mat(),
+                context_lens: arrays.contexts.mat(),
+                block_tables: arrays.tables.mat(),
+                table_rows: None,
+                bounds,
+            },
+            heads: layer.heads,
             layer: i % layout.layers,
-            scale: (head_dim as f32).powf(-0.5),
+            scale: (layer.head_dim as f32).powf(-0.5),
             keys: AttentionKeyRange { first_position: 0, window: layer.window },
-            sinks: layer.has_sinks.then(|| sinks.mat()),
+            sinks: layer.has_sinks.then(|| arrays.sinks.mat()),
         };
-        let op = PagedAttention { o: o.mat_mut(), pool: &pool, layout: &layout, args: &args };
-        gpu.launch(&S, op).unwrap();
+        let o = arrays.o.mat_mut();
+        let op = PagedAttention { o, pool: &pool, layout: &layout, args: &args };
+        pair.gpu.launch(&S, op).unwrap();
     });
     report(layer, step, time);
 }
