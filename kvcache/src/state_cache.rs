@@ -192,7 +192,9 @@ impl StateCache {
         let StateSlots { live, spare, sources } = std::mem::take(slots);
         self.release(&live);
         self.release(&spare);
-        sources.iter().for_each(|source| self.release(&source.slots));
+        for source in &sources {
+            self.release(&source.slots);
+        }
     }
 
     /// Drops the checkpoints at the end of the block with hash `hash`.

@@ -103,7 +103,6 @@ fn step_cost_with_a_stalled_publisher() {
         block_tokens: BLOCK_TOKENS,
         medium: "GPU",
         kinds: vec![protocol::KvKind::Full],
-        state_slots: 0,
         token_ids: true,
     };
     let mut journal = EventJournal::new(encoder, 0, 10);

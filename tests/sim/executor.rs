@@ -136,7 +136,9 @@ impl SimExecutor {
                         self.model.poison(block);
                     }
                     for (group, slots) in freed.state_slots.iter().enumerate() {
-                        slots.iter().for_each(|&slot| self.model.poison_state(group, slot));
+                        for &slot in slots {
+                            self.model.poison_state(group, slot);
+                        }
                     }
                     self.queue.pop_front();
                 }

@@ -79,7 +79,6 @@ fn encoder(format: KvEventFormat) -> KvEventEncoder {
         block_tokens: BLOCK_TOKENS,
         medium: "GPU",
         kinds: vec![protocol::KvKind::Full],
-        state_slots: 0,
         token_ids: true,
     }
 }

@@ -67,7 +67,6 @@ impl InterleavingServer {
             block_tokens: BLOCK_TOKENS,
             medium: "GPU",
             kinds: vec![protocol::KvKind::Full],
-            state_slots: 0,
             token_ids: !rng.one_in(8),
         };
         let mut journal = EventJournal::new(encoder, clock, rng.below(12) as usize);
