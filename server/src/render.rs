@@ -6,16 +6,19 @@ use super::app::{AppState, ServingContext};
 use super::openai::chat;
 use super::openai::completions as text_completions;
 use super::openai::params::CompletionParams;
+use super::piece_body::{IncrementalBodyWriter, body_of};
 use super::tokenize::serve;
 use axum::body::Body;
 use axum::extract::{Request, State};
 use axum::http::Response;
+use bytes::{BufMut, BytesMut};
 use engine::AdmissionPermit;
 use protocol::Token;
 use serde_json::{Map, Value, json};
 use std::sync::Arc;
 
-/// Bytes reserved in the memory budget per token id in a reply: the id itself and its JSON text.
+/// Bytes reserved in the memory budget per token id in a reply: the id itself, and its JSON text while the object
+/// of its prompt is written.
 const ID_BYTES: u64 = 16;
 
 /// Prompts of a completion, and its generation parameters.
@@ -37,8 +40,7 @@ pub(crate) async fn chat(
 ) -> Result<Response<Body>, ApiError> {
     serve(app, request, |app, serving, fields, permit| {
         let rendered = chat::render_request(serving, fields)?;
-        let mut objects = objects(app, serving, &rendered, "chatcmpl", permit)?;
-        Ok(Body::from(objects.swap_remove(0).to_string()))
+        reply_body(app, serving, rendered, RenderReplyFormat::CHAT, permit)
     })
     .await
 }
@@ -50,20 +52,34 @@ pub(crate) async fn completions(
 ) -> Result<Response<Body>, ApiError> {
     serve(app, request, |app, serving, fields, permit| {
         let rendered = text_completions::render_request(serving, fields)?;
-        let objects = objects(app, serving, &rendered, "cmpl", permit)?;
-        Ok(Body::from(Value::from(objects).to_string()))
+        reply_body(app, serving, rendered, RenderReplyFormat::COMPLETIONS, permit)
     })
     .await
 }
 
-/// Returns one object per prompt. `kind` is the prefix of the request ids.
-fn objects(
+/// JSON text around and between the objects of a reply, and the prefix of their request ids.
+#[derive(Debug, Clone, Copy)]
+struct RenderReplyFormat {
+    id_prefix: &'static str,
+    open: &'static str,
+    close: &'static str,
+}
+
+impl RenderReplyFormat {
+    const CHAT: Self = Self { id_prefix: "chatcmpl", open: "", close: "" };
+    const COMPLETIONS: Self = Self { id_prefix: "cmpl", open: "[", close: "]" };
+}
+
+/// Creates the reply body with one object per prompt. It holds `permit` until it is dropped.
+///
+/// Errors: HTTP status 404 if the model is unknown, 429 or 400 if the token ids exceed the memory budget.
+fn reply_body(
     app: &AppState,
     serving: &ServingContext,
-    rendered: &RenderedRequest,
-    kind: &str,
+    rendered: RenderedRequest,
+    format: RenderReplyFormat,
     mut permit: AdmissionPermit,
-) -> Result<Vec<Value>, ApiError> {
+) -> Result<Body, ApiError> {
     let params = &rendered.params;
     let model = serving.check_model(params.model.as_deref())?;
     let tokens: usize = rendered.prompts.iter().map(Vec::len).sum();
@@ -75,23 +91,60 @@ fn objects(
             "continuous_usage_stats": options.continuous_usage,
         })
     });
-    let prompts = rendered.prompts.iter().zip(&rendered.max_tokens);
-    let object = |(ids, &max_tokens): (&Vec<Token>, &u32)| {
-        let request_id = params.request_id.clone().unwrap_or_else(|| app.id_generator.id());
+    let request_id = || params.request_id.clone().unwrap_or_else(|| app.id_generator.id());
+    let request_ids = rendered.prompts.iter().map(|_| request_id()).collect();
+    Ok(body_of(
+        RenderReplyWriter { rendered, model, stream_options, request_ids, format, next: 0 },
+        permit,
+    ))
+}
+
+/// Writes the reply of a render route, one object at a time: every object repeats the sampling parameters, so
+/// all objects of a reply may take hundreds of times the memory of the request.
+struct RenderReplyWriter {
+    rendered: RenderedRequest,
+    model: String,
+    stream_options: Option<Value>,
+    /// Request id of each prompt, without prefix.
+    request_ids: Vec<String>,
+    format: RenderReplyFormat,
+    /// Index of the next prompt to write.
+    next: usize,
+}
+
+impl RenderReplyWriter {
+    /// Returns the object of the prompt with index `index`.
+    fn object(&self, index: usize) -> Value {
+        let params = &self.rendered.params;
         json!({
-            "request_id": format!("{kind}-{request_id}"),
-            "token_ids": ids,
+            "request_id": format!("{}-{}", self.format.id_prefix, self.request_ids[index]),
+            "token_ids": self.rendered.prompts[index],
             "features": null,
-            "sampling_params": sampling_params(rendered, max_tokens),
-            "model": model,
+            "sampling_params": sampling_params(&self.rendered, self.rendered.max_tokens[index]),
+            "model": self.model,
             "stream": params.stream,
-            "stream_options": stream_options,
+            "stream_options": self.stream_options,
             "cache_salt": params.cache_salt,
             "priority": params.priority,
             "kv_transfer_params": null,
         })
-    };
-    Ok(prompts.map(object).collect())
+    }
+}
+
+impl IncrementalBodyWriter for RenderReplyWriter {
+    fn write(&mut self, bytes: usize, out: &mut BytesMut) -> bool {
+        let end = out.len() + bytes;
+        while out.len() < end && self.next < self.rendered.prompts.len() {
+            let separator = if self.next == 0 { self.format.open } else { "," };
+            out.put_slice(separator.as_bytes());
+            out.put_slice(self.object(self.next).to_string().as_bytes());
+            self.next += 1;
+            if self.next == self.rendered.prompts.len() {
+                out.put_slice(self.format.close.as_bytes());
+            }
+        }
+        self.next < self.rendered.prompts.len()
+    }
 }
 
 /// Returns the sampling parameters under vLLM's names.

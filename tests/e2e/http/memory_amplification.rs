@@ -1,6 +1,6 @@
-//! Memory amplification: routes of tokenization, completions, responses and reranking get costly bodies under an
-//! address-space limit. The server must reply, survive, and stay below the memory bound of docs/operations.md.
-//! Not covered: `/v1/messages`, `/v1/embeddings`, `/score`, `/generate`, `/v1/conversations` and `/render` routes.
+//! Memory amplification: tokenization and OpenAI's completions get their most expensive bodies under an
+//! address-space limit; `costly_routes.rs` has the other routes. The server must reply, survive, and stay below
+//! the memory bound of docs/operations.md.
 
 use super::clock_and_memory::limit_memory;
 use super::server_process::ServerProcess;
@@ -11,7 +11,7 @@ use std::fs;
 use std::time::Duration;
 
 /// Approximate size in bytes of the costly bodies.
-const BODY_BYTES: usize = 3_000_000;
+pub(super) const BODY_BYTES: usize = 3_000_000;
 /// Size in bytes of a body that is close to the server's body limit.
 const LONGEST_BYTES: usize = 7_800_000;
 /// Value of `--max-text-memory` and of `--max-queued-bytes`.
@@ -21,12 +21,20 @@ const MEMORY: u64 = 512 << 20;
 const CONCURRENT_PARSE_BYTES: u64 = 512 << 20;
 /// Number of clients that send the same body at the same time.
 const CLIENTS: usize = 3;
+/// Key of all requests; a server without `--admin-key` ignores it.
+pub(super) const ADMIN_KEY: &str = "root";
 const TIMEOUT: Duration = Duration::from_mins(5);
 
+/// All bodies of this file.
+pub(super) const OPENAI_BODIES: [fn() -> Vec<CostlyBody>; 5] =
+    [texts, token_ids_and_logprobs, pairs, schemas, outputs];
+
 /// A request body that needs much memory on a route.
-struct CostlyBody {
+#[derive(Debug, Clone)]
+pub(super) struct CostlyBody {
     name: &'static str,
-    path: &'static str,
+    /// Path of the route as in its table; `{id}` becomes the id of a new conversation.
+    pub(super) path: &'static str,
     body: Value,
     /// Maximum memory of one request in bytes per byte of the body.
     factor: u64,
@@ -35,7 +43,13 @@ struct CostlyBody {
     flags: &'static [&'static str],
 }
 
-fn costly(
+impl CostlyBody {
+    pub(super) fn with_flags(self, flags: &'static [&'static str]) -> Self {
+        Self { flags, ..self }
+    }
+}
+
+pub(super) fn costly(
     name: &'static str,
     path: &'static str,
     factor: u64,
@@ -46,15 +60,15 @@ fn costly(
 }
 
 /// A list of small objects, the JSON that needs the most memory for its size.
-fn small_objects() -> Value {
+pub(super) fn small_objects() -> Value {
     json!(vec![json!({"a": 1}); 60_000])
 }
 
-fn user(content: impl Into<Value>) -> Value {
+pub(super) fn user(content: impl Into<Value>) -> Value {
     json!([{"role": "user", "content": content.into()}])
 }
 
-fn longest(of: &str) -> String {
+pub(super) fn longest(of: &str) -> String {
     of.repeat(LONGEST_BYTES / of.len())
 }
 
@@ -123,12 +137,15 @@ fn pairs() -> Vec<CostlyBody> {
     cut["truncate_prompt_tokens"] = json!(16);
     let few = json!({"query": "a1".repeat(BODY_BYTES / 2), "documents": vec!["a"; 3],
                      "truncate_prompt_tokens": 16});
+    let scored = json!({"text_1": "a1".repeat(BODY_BYTES / 2), "text_2": vec!["a"; 3],
+                        "truncate_prompt_tokens": 16});
     let bodies = [
+        costly("a long query for few documents", "/score", 120, &[200, 429], scored),
         costly("a long query", "/rerank", 20, &[400], all),
         costly("a long query to be cut", "/rerank", 20, &[400], cut),
         costly("a long query for few documents", "/rerank", 120, &[200, 429], few),
     ];
-    bodies.into_iter().map(|body| CostlyBody { flags: FLAGS, ..body }).collect()
+    bodies.into_iter().map(|body| body.with_flags(FLAGS)).collect()
 }
 
 fn schemas() -> Vec<CostlyBody> {
@@ -189,13 +206,24 @@ pub(super) fn status_bytes(pid: u32, name: &str) -> u64 {
 fn send_body(process: &ServerProcess, path: &str, body: &str) -> HttpReply {
     let mut client = HttpClient::connect(process.address);
     client.reader.get_ref().set_read_timeout(Some(TIMEOUT)).unwrap();
-    client.send("POST", path, "Content-Type: application/json\r\n", body.as_bytes());
+    let headers =
+        format!("Content-Type: application/json\r\nAuthorization: Bearer {ADMIN_KEY}\r\n");
+    client.send("POST", path, &headers, body.as_bytes());
     client.read().unwrap_or_else(|| panic!("no reply of {path}"))
+}
+
+/// Returns a path with the id of a new conversation in place of `{id}`.
+fn with_conversation(process: &ServerProcess, path: &str) -> String {
+    if !path.contains("{id}") {
+        return path.to_owned();
+    }
+    let created = send_body(process, "/v1/conversations", "{}");
+    path.replace("{id}", created.json()["id"].as_str().unwrap())
 }
 
 /// Sends a body from one client and then from several clients at once; prints the memory that the server
 /// used.
-fn try_body(of: &CostlyBody) {
+pub(super) fn try_body(of: &CostlyBody) {
     let CostlyBody { name, path, body, factor, statuses, flags } = of;
     let body = body.to_string();
     let memory = MEMORY.to_string();
@@ -211,6 +239,7 @@ fn try_body(of: &CostlyBody) {
     let bound = 2 * MEMORY + CONCURRENT_PARSE_BYTES;
     // The extra gigabyte is for address space that thread stacks and allocator arenas reserve but never use.
     limit_memory(pid, bound + (1 << 30));
+    let path = &with_conversation(&process, path);
     let before = status_bytes(pid, "VmRSS:");
     let told = |reply: &HttpReply| {
         let head: String = String::from_utf8_lossy(&reply.body).chars().take(200).collect();

@@ -9,6 +9,7 @@ mod choices;
 mod claude_code;
 mod clock_and_memory;
 mod conversations;
+mod costly_routes;
 mod custom_tools;
 mod drain;
 pub(crate) mod executor_process;

@@ -1,0 +1,202 @@
+//! Memory amplification of the routes besides tokenization and OpenAI's completions: costly bodies, and a check
+//! that every route with a request body has one.
+
+use super::memory_amplification::{
+    ADMIN_KEY, BODY_BYTES, CostlyBody, OPENAI_BODIES, costly, longest, small_objects, try_body,
+    user,
+};
+use serde_json::{Value, json};
+use server::routes::table;
+use std::collections::BTreeSet;
+
+/// Routes without a request body.
+const WITHOUT_BODY: &[&str] = &[
+    "/v1/responses/{id}/cancel",
+    "/ping",
+    "/reset_prefix_cache",
+    "/flush_cache",
+    "/start_profile",
+    "/stop_profile",
+];
+/// Routes with the handler of another route.
+const ALIASES: &[RouteAlias] = &[
+    RouteAlias { path: "/v1/tokenize", of: "/tokenize" },
+    RouteAlias { path: "/v1/detokenize", of: "/detokenize" },
+    RouteAlias { path: "/embeddings", of: "/v1/embeddings" },
+    RouteAlias { path: "/v1/score", of: "/score" },
+    RouteAlias { path: "/v1/rerank", of: "/rerank" },
+    RouteAlias { path: "/v2/rerank", of: "/rerank" },
+    RouteAlias { path: "/abort_requests", of: "/abort_request" },
+];
+
+struct RouteAlias {
+    path: &'static str,
+    of: &'static str,
+}
+
+fn function() -> Value {
+    json!({"type": "function", "name": "f", "parameters": {"type": "object", "x": small_objects()}})
+}
+
+/// Input items of Responses and Conversations: as many short messages as a body may contain.
+fn short_items() -> Value {
+    json!(vec![json!({"role": "user", "content": "a"}); 60_000])
+}
+
+fn responses() -> Vec<CostlyBody> {
+    let schema = json!({"type": "object", "x": small_objects()});
+    let format = json!({"format": {"type": "json_schema", "name": "x", "schema": schema}});
+    let path = "/v1/responses";
+    vec![
+        costly("short items", path, 1_500, &[400, 429], json!({"input": short_items()})),
+        costly(
+            "tools of small objects",
+            path,
+            1_000,
+            &[200, 400, 429],
+            json!({"input": "a", "tools": [function()], "max_output_tokens": 16}),
+        ),
+        costly(
+            "a schema of small objects",
+            path,
+            600,
+            &[400],
+            json!({"input": "a", "text": format, "max_output_tokens": 16}),
+        ),
+    ]
+}
+
+fn conversations() -> Vec<CostlyBody> {
+    let long = json!([{"role": "user", "content": longest("x")}]);
+    let metadata = json!({"metadata": {"x": small_objects()}});
+    vec![
+        costly(
+            "short items",
+            "/v1/conversations",
+            1_500,
+            &[200, 400],
+            json!({"items": short_items()}),
+        ),
+        costly("a long item", "/v1/conversations", 40, &[200], json!({"items": long})),
+        costly("metadata", "/v1/conversations/{id}", 300, &[400], metadata),
+        costly(
+            "short items",
+            "/v1/conversations/{id}/items",
+            1_500,
+            &[200, 400],
+            json!({"items": short_items()}),
+        ),
+    ]
+}
+
+fn messages() -> Vec<CostlyBody> {
+    let tool = json!({"name": "f", "input_schema": {"type": "object", "x": small_objects()}});
+    let path = "/v1/messages";
+    let run = json!({"messages": user("x".repeat(BODY_BYTES)), "max_tokens": 1});
+    let tools = json!({"messages": user("a"), "tools": [tool], "max_tokens": 1});
+    vec![
+        costly("a run", path, 30, &[400], run),
+        costly("tools of small objects", path, 1_000, &[200, 400, 429], tools),
+    ]
+}
+
+fn generations() -> Vec<CostlyBody> {
+    let path = "/generate";
+    let ids = vec![7_u32; BODY_BYTES / 2];
+    let schema = json!({"type": "object", "x": small_objects()}).to_string();
+    let limited = json!({"text": "a", "sampling_params": {"json_schema": schema}});
+    vec![
+        costly("a run", path, 20, &[400], json!({"text": "x".repeat(BODY_BYTES)})),
+        costly("ids", path, 40, &[400], json!({"input_ids": ids})),
+        costly("a schema of small objects", path, 600, &[400], limited),
+    ]
+}
+
+/// Bodies of the routes that return token ids and parameters. Each prompt of a completion repeats the
+/// parameters in the reply.
+fn renders() -> Vec<CostlyBody> {
+    let biases: serde_json::Map<String, Value> =
+        (0..250).map(|id| (id.to_string(), json!(0.125))).collect();
+    let allowed: Vec<u32> = (0..250).collect();
+    let stops = vec!["z".repeat(256); 16];
+    let repeated = json!({"prompt": vec!["a"; 256], "logit_bias": biases, "stop": stops,
+                          "allowed_token_ids": allowed});
+    let cut = json!({"prompt": "x".repeat(BODY_BYTES), "truncate_prompt_tokens": 16});
+    let values = json!({"messages": user("a"), "chat_template_kwargs": {"x": small_objects()}});
+    vec![
+        costly("repeated parameters", "/v1/completions/render", 4_000, &[200], repeated),
+        costly("a run to be cut", "/v1/completions/render", 260, &[200, 429], cut),
+        costly("many values", "/v1/chat/completions/render", 400, &[200, 400], values),
+    ]
+}
+
+/// The body of an admin route, whose key each request has.
+fn abort() -> CostlyBody {
+    let ids = vec!["x".repeat(90); 10_000];
+    let body = json!({"request_ids": ids});
+    costly("request ids", "/abort_request", 60, &[200], body)
+        .with_flags(&["--admin-key", ADMIN_KEY])
+}
+
+fn embeddings() -> Vec<CostlyBody> {
+    const FLAGS: &[&str] = &["--runner", "pooling"];
+    let path = "/v1/embeddings";
+    let texts = vec!["a1".repeat(700); 2_048];
+    let bodies = [
+        costly("a run", path, 260, &[200, 400, 429], json!({"input": "x".repeat(BODY_BYTES)})),
+        costly("ids", path, 40, &[400], json!({"input": vec![7_u32; BODY_BYTES / 2]})),
+        costly(
+            "texts, cut",
+            path,
+            1_000,
+            &[200, 429],
+            json!({"input": texts, "truncate_prompt_tokens": 16}),
+        ),
+    ];
+    bodies.into_iter().map(|body| body.with_flags(FLAGS)).collect()
+}
+
+fn bodies() -> Vec<CostlyBody> {
+    let mut all = [responses(), conversations(), messages(), generations(), renders()].concat();
+    all.push(abort());
+    all
+}
+
+#[test]
+fn every_route_with_a_body_has_a_costly_one() {
+    let routes: BTreeSet<&str> =
+        table().iter().filter(|route| route.method == "post").map(|route| route.path).collect();
+    let tried: BTreeSet<&str> = OPENAI_BODIES
+        .iter()
+        .flat_map(|bodies| bodies())
+        .chain(bodies())
+        .chain(embeddings())
+        .map(|body| body.path)
+        .collect();
+    let exempt = WITHOUT_BODY.iter().copied().chain(ALIASES.iter().map(|alias| alias.path));
+    let covered: BTreeSet<&str> = tried.iter().copied().chain(exempt).collect();
+    assert_eq!(routes, covered, "routes of server/src/routes.rs and paths of costly bodies");
+    let missing: Vec<&str> =
+        ALIASES.iter().map(|alias| alias.of).filter(|path| !tried.contains(path)).collect();
+    assert!(missing.is_empty(), "{missing:?}");
+}
+
+#[test]
+fn responses_and_conversations_stay_within_the_memory_bound() {
+    responses().iter().chain(&conversations()).for_each(try_body);
+}
+
+#[test]
+fn messages_and_generations_stay_within_the_memory_bound() {
+    messages().iter().chain(&generations()).for_each(try_body);
+}
+
+#[test]
+fn renders_and_aborts_stay_within_the_memory_bound() {
+    renders().iter().chain([&abort()]).for_each(try_body);
+}
+
+#[test]
+fn embeddings_stay_within_the_memory_bound() {
+    embeddings().iter().for_each(try_body);
+}
