@@ -16,7 +16,7 @@ const LINK_SEEDS: u64 = 300;
 /// Number of simulations of models with window groups.
 const WINDOW_SEEDS: u64 = 600;
 /// Number of simulations of models with state groups.
-const STATE_SEEDS: u64 = 600;
+const STATE_SEEDS: u64 = 300;
 /// First seed of runs with the environment variable `HADRON_CURSOR`, above all seeds simulated so far.
 const FRESH_SEEDS_FROM: u64 = 10_000_000;
 /// Minimum number of scheduler steps in `SEEDS` simulations. Thirty runs with new seeds had a mean of 1.22
