@@ -168,7 +168,7 @@ proptest! {
 /// Runs a request over `tokens` in rows of one block, each of which begins at a checkpoint, and frees it.
 fn compute(run: &mut StateRun, tokens: &[Token]) {
     run.apply(StateOp::Start(tokens.to_vec(), false));
-    for _ in 0..tokens.len() as u32 / BLOCK_TOKENS + 1 {
+    for _ in 0..=tokens.len() as u32 / BLOCK_TOKENS {
         let row =
             StateOp::Run { request: 0, tokens: BLOCK_TOKENS, checkpoint: true, repeat: false };
         run.apply(row);

@@ -2,10 +2,6 @@
 
 use crate::source_tree::{SourceFile, files_with};
 
-/// Maximum number of idioms (`IDIOMS`) in all comments, error messages and pages. It may be lowered, but not
-/// raised.
-const IDIOMS_MAX: usize = 0;
-
 /// Words that count as idioms, because technical documentation does not use them in this sense.
 const IDIOMS: &[&str] = &[
     "behind",
@@ -85,7 +81,7 @@ fn prose_uses_the_words_of_the_field() {
     }
     println!("{count} idioms in {lines} lines of prose");
     let places = places.join("\n  ");
-    assert!(count <= IDIOMS_MAX, "{count} idioms, at most {IDIOMS_MAX}:\n  {places}");
+    assert_eq!(count, 0, "idioms:\n  {places}");
 }
 
 #[test]

@@ -21,17 +21,18 @@ fn lengths_of_files_and_functions_are_printed() {
     assert!(!files.is_empty());
     let length =
         |f: &SourceFile| CodeLength { lines: f.text.lines().count(), place: f.path.clone() };
-    print_lengths("files", files.iter().map(length).collect());
-    print_lengths("functions", files.iter().flat_map(functions).collect());
+    println!("{}", summary("files", files.iter().map(length).collect()));
+    println!("{}", summary("functions", files.iter().flat_map(functions).collect()));
 }
 
-fn print_lengths(what: &str, mut lengths: Vec<CodeLength>) {
+/// Returns the number of `lengths`, their 95th percentile and the ten longest, one a line.
+fn summary(what: &str, mut lengths: Vec<CodeLength>) -> String {
     lengths.sort_unstable();
     let p95 = percentile_95(&lengths);
-    println!("{} {what}, 95th percentile {p95} lines; the longest:", lengths.len());
-    for CodeLength { lines, place } in lengths.iter().rev().take(10) {
-        println!("  {lines:5} {place}");
-    }
+    let head = format!("{} {what}, 95th percentile {p95} lines; the longest:", lengths.len());
+    let longest = lengths.iter().rev().take(10);
+    let lines = longest.map(|CodeLength { lines, place }| format!("  {lines:5} {place}"));
+    std::iter::once(head).chain(lines).collect::<Vec<_>>().join("\n")
 }
 
 /// Returns the 95th percentile by nearest rank. `lengths` is sorted and not empty.
