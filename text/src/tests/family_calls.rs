@@ -1,8 +1,9 @@
 //! Tool calls of the model families, as their chat templates print them.
 
 use super::output_parsers::{check, parser, run};
-use crate::{OutputParser, OutputPiece, OutputPieces};
-use crate::{ReasoningFamily, ReasoningParserOptions, ReasoningStart, ToolCallSyntax};
+use crate::{CallEnforcement, OutputParser, OutputPiece, OutputPieces};
+use crate::{ReasoningFamily, ReasoningParserOptions, ReasoningStart};
+use crate::{ToolCallParserOptions, ToolCallSyntax, ToolDefinition};
 use expect_test::expect;
 
 #[test]
@@ -122,6 +123,36 @@ fn calls_between_function_calls_tags() {
             other => panic!("{other:?} in {text}"),
         });
         assert_eq!(content.collect::<String>(), text);
+    }
+}
+
+#[test]
+fn names_with_namespaces_are_parsed_in_python_and_mistral_syntax() {
+    const NAME: &str = "mcp/clock.now:2";
+    let parameters = serde_json::json!({"type": "object"});
+    let tools = [ToolDefinition { name: NAME.to_owned(), parameters, is_strict: false }].into();
+    for (syntax, text) in [
+        (ToolCallSyntax::Pythonic, format!("[{NAME}()]")),
+        (ToolCallSyntax::ToolCode, format!("```tool_code\n{NAME}()\n```")),
+        (ToolCallSyntax::Olmo3, format!("<function_calls>{NAME}()</function_calls>")),
+        (ToolCallSyntax::Mistral, format!("[TOOL_CALLS]{NAME}{{}}")),
+        (ToolCallSyntax::Mistral, format!("[TOOL_CALLS]{NAME}[ARGS]{{}}")),
+    ] {
+        let options = ToolCallParserOptions {
+            syntax,
+            tools: &tools,
+            max_calls: 1,
+            enforcement: CallEnforcement::None,
+        };
+        let pieces = run(OutputParser::new(None, Some(options)), [text.as_str()]);
+        let names: Vec<&str> = pieces
+            .iter()
+            .filter_map(|piece| match piece {
+                OutputPiece::Call { name, .. } => Some(name),
+                _ => None,
+            })
+            .collect();
+        assert_eq!(names, [NAME], "{syntax:?}");
     }
 }
 

@@ -8,6 +8,7 @@ use super::call_list::CallListParser;
 use super::call_object::{CallArgumentsParser, CallParseStatus};
 use super::json_scanner::is_space;
 use super::marked_text::ContentMarkerScanner;
+use super::tool_definition::is_tool_name_part;
 use crate::output_pieces::OutputPieceWriter;
 
 pub(super) const CALLS: &str = "[TOOL_CALLS]";
@@ -138,7 +139,7 @@ impl MistralToolParser {
         }
         let mut is_valid = true;
         let found = self.text.scanner.push(c, &[CALL_ID, ARGS], |c| {
-            is_valid &= c.is_ascii_alphanumeric() || "_-.".contains(c);
+            is_valid &= is_tool_name_part(c);
             if in_name {
                 name.push(c);
             }

@@ -15,6 +15,7 @@ use super::marker_scanner::MarkerScanner;
 use super::python_value::{PythonScanStatus, PythonValueParser};
 use super::schema_types::quoted;
 use super::tagged_calls::NAME_MAX;
+use super::tool_definition::is_tool_name_part;
 use super::unparsed_syntax::UnparsedCallText;
 use crate::output_pieces::OutputPieceWriter;
 
@@ -187,13 +188,8 @@ impl PythonicToolParser {
     ) -> CallParseStatus {
         match &mut self.state {
             PythonicState::Value(_) => self.value(c, emitter, out),
-            PythonicState::Name(name) | PythonicState::Key(name) if is_name_part(c) => {
-                name.push(c);
-                if name.len() > NAME_MAX {
-                    return CallParseStatus::Invalid;
-                }
-                CallParseStatus::Continues
-            }
+            PythonicState::Name(name) if is_tool_name_part(c) => push_name(name, c),
+            PythonicState::Key(name) if is_name_part(c) => push_name(name, c),
             PythonicState::Name(name) if c == '(' => {
                 let name = std::mem::take(name);
                 self.begin(&name, emitter, out)
@@ -210,11 +206,13 @@ impl PythonicToolParser {
             PythonicState::Fence if is_space(c) => self.go(PythonicState::Lead),
             PythonicState::Closing(_) => self.closing_marker(c),
             _ if is_space(c) => CallParseStatus::Continues,
-            PythonicState::Lead if self.block.is_some() && is_name_part(c) => {
+            PythonicState::Lead if self.block.is_some() && is_tool_name_part(c) => {
                 self.go(PythonicState::Name(String::from(c)))
             }
             PythonicState::Lead if self.block.is_none() && c == '[' => self.go(PythonicState::Item),
-            PythonicState::Item if is_name_part(c) => self.go(PythonicState::Name(String::from(c))),
+            PythonicState::Item if is_tool_name_part(c) => {
+                self.go(PythonicState::Name(String::from(c)))
+            }
             PythonicState::Argument | PythonicState::NextArgument if c == ')' => {
                 emitter.arguments("}", out);
                 emitter.end(out);
@@ -242,7 +240,7 @@ impl PythonicToolParser {
             ')' if std::mem::take(&mut self.is_printed) => CallParseStatus::Continues,
             _ if self.is_printed => CallParseStatus::Invalid,
             _ if self.close_marker().starts_with(c) => self.go(PythonicState::Closing(1)),
-            c if is_name_part(c) => self.go(PythonicState::Name(String::from(c))),
+            c if is_tool_name_part(c) => self.go(PythonicState::Name(String::from(c))),
             _ => CallParseStatus::Invalid,
         }
     }
@@ -310,7 +308,13 @@ impl PythonicToolParser {
     }
 }
 
-/// Whether `c` may be part of a function name or a key. Function names of tools may contain `-` and `.`.
+/// Appends a character to a name, whose length is limited.
+fn push_name(name: &mut String, c: char) -> CallParseStatus {
+    name.push(c);
+    if name.len() > NAME_MAX { CallParseStatus::Invalid } else { CallParseStatus::Continues }
+}
+
+/// Whether `c` may be part of a key.
 fn is_name_part(c: char) -> bool {
     c.is_ascii_alphanumeric() || matches!(c, '_' | '-' | '.')
 }

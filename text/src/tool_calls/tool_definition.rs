@@ -12,3 +12,9 @@ pub struct ToolDefinition {
     /// Whether the arguments must match the schema even when the model may choose whether to call the tool.
     pub is_strict: bool,
 }
+
+/// Whether `c` may be part of the name of a tool: the characters that requests may use, which no syntax needs for its
+/// markers.
+pub(super) fn is_tool_name_part(c: char) -> bool {
+    c.is_alphanumeric() || matches!(c, '_' | '-' | '.' | ':' | '/')
+}
