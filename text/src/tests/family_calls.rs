@@ -127,7 +127,7 @@ fn calls_between_function_calls_tags() {
 }
 
 #[test]
-fn names_with_namespaces_are_parsed_in_python_and_mistral_syntax() {
+fn names_with_slashes_and_colons_are_parsed() {
     const NAME: &str = "mcp/clock.now:2";
     let parameters = serde_json::json!({"type": "object"});
     let tools = [ToolDefinition { name: NAME.to_owned(), parameters, is_strict: false }].into();
