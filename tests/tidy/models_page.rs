@@ -55,7 +55,8 @@ Weights are safetensors files, in one file or with an index. `--dtype` selects f
 
 No AMD GPU has run a kernel ([status](amd-status.md)). \"Emulated\" means that kernels are compiled for gfx942 and gfx950, that the same sources run in a SIMT
 emulator on the host, and that their machine code runs in an emulator of both GPUs. \"Emulated sources\" means that the architecture also needs kernel
-variants (windows, attention sinks, biases of experts, GELU, norm weights in f32) whose machine code has not run. Layers with sliding windows
+variants that the newest complete run on machine code does not have: windows, attention sinks and biases of
+experts passed since, GELU and norm weights in f32 run by rotation. Layers with sliding windows
 of other architectures need these variants, too.
 
 ## Limits
