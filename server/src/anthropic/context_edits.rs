@@ -1,6 +1,7 @@
-//! Context edits of Anthropic's API (`context_management`). Tool results are cleared; edits of other types are
-//! accepted without effect, so that the prompt is only longer.
+//! Context edits of Anthropic's API (`context_management`). Tool results and thinking blocks are cleared;
+//! compaction is accepted without effect, so that the prompt is only longer.
 
+use super::thinking_clearing::{AppliedThinkingClearing, ThinkingClearing};
 use super::tool_use_clearing::{AppliedToolUseClearing, PromptTokenCounter, ToolUseClearing};
 use crate::api_error::ApiError;
 use crate::request_fields::{RequestFields, wrong_type};
@@ -12,25 +13,46 @@ const NAME: &str = "context_management";
 const EDITS_MAX: usize = 64;
 /// Type prefix of edits that clear tool results.
 const CLEAR_TOOL_USES: &str = "clear_tool_uses_";
-/// Type prefixes of edits without effect.
-const WITHOUT_EFFECT: &[&str] = &["clear_thinking_", "compact_"];
+/// Type prefix of edits that clear thinking blocks.
+const CLEAR_THINKING: &str = "clear_thinking_";
+/// Type prefix of edits without effect.
+const COMPACT: &str = "compact_";
 
 /// Context edits of a request that this server performs.
 #[derive(Debug, PartialEq)]
 pub(super) struct RequestedContextEdits {
-    clearings: Vec<ToolUseClearing>,
+    edits: Vec<ContextEdit>,
+}
+
+/// Context edit that this server performs.
+#[derive(Debug, PartialEq)]
+enum ContextEdit {
+    ToolUses(ToolUseClearing),
+    Thinking(ThinkingClearing),
+}
+
+/// Context edit that changed the prompt.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[serde(untagged)]
+enum AppliedEdit {
+    ToolUses(AppliedToolUseClearing),
+    Thinking(AppliedThinkingClearing),
 }
 
 /// `context_management` object of a reply: the edits that were applied to the prompt.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub(super) struct AppliedContextEdits {
-    applied_edits: Vec<AppliedToolUseClearing>,
+    applied_edits: Vec<AppliedEdit>,
 }
 
 impl AppliedContextEdits {
     /// Returns the number of tokens that all edits cleared.
     pub(super) fn cleared_tokens(&self) -> usize {
-        self.applied_edits.iter().map(|edit| edit.cleared_input_tokens).sum()
+        let tokens = |edit: &AppliedEdit| match edit {
+            AppliedEdit::ToolUses(edit) => edit.cleared_input_tokens,
+            AppliedEdit::Thinking(edit) => edit.cleared_input_tokens,
+        };
+        self.applied_edits.iter().map(tokens).sum()
     }
 }
 
@@ -43,33 +65,21 @@ impl RequestedContextEdits {
         let Some(value) = fields.take(NAME) else { return Ok(None) };
         let mut management = RequestFields::of(NAME.to_owned(), value)?;
         let path = management.path("edits");
-        let edits = match management.take("edits") {
-            None => Vec::new(),
-            Some(JsonValue::List(edits)) if edits.len() <= EDITS_MAX => edits,
-            Some(JsonValue::List(edits)) => {
-                let message = format!("at most {EDITS_MAX} edits, got {}", edits.len());
-                return Err(ApiError::invalid(path, message));
-            }
-            Some(other) => return Err(wrong_type(path, "a list of edits", &other)),
-        };
-        let count = edits.len();
-        let mut clearings = Vec::new();
-        for (index, edit) in edits.into_iter().enumerate() {
+        let mut edits = Vec::new();
+        let listed = listed_edits(&mut management)?;
+        let count = listed.len();
+        for (index, edit) in listed.into_iter().enumerate() {
             let mut edit = RequestFields::of(format!("{path}[{index}]"), edit)?;
-            let kind = edit.required_string("type")?;
-            if kind.starts_with(CLEAR_TOOL_USES) {
-                clearings.push(ToolUseClearing::take(kind, &mut edit)?);
+            if let Some(performed) = ContextEdit::take(&mut edit)? {
+                edits.push(performed);
                 fields.accept_rest(&edit);
-            } else if !WITHOUT_EFFECT.iter().any(|prefix| kind.starts_with(prefix)) {
-                let message = "context edits of this type are not supported";
-                return Err(ApiError::unsupported(edit.path("type"), message));
             }
         }
         fields.accept_rest(&management);
-        if clearings.len() < count {
+        if edits.len() < count {
             fields.accept_without_effect(NAME.to_owned());
         }
-        Ok(Some(Self { clearings }))
+        Ok(Some(Self { edits }))
     }
 
     /// Applies the edits to `messages` in order.
@@ -81,10 +91,51 @@ impl RequestedContextEdits {
         prompt: &impl PromptTokenCounter,
     ) -> Result<AppliedContextEdits, ApiError> {
         let mut applied_edits = Vec::new();
-        for clearing in &self.clearings {
-            applied_edits.extend(clearing.apply(messages, prompt)?);
+        for edit in &self.edits {
+            applied_edits.extend(match edit {
+                ContextEdit::ToolUses(edit) => {
+                    edit.apply(messages, prompt)?.map(AppliedEdit::ToolUses)
+                }
+                ContextEdit::Thinking(edit) => {
+                    edit.apply(messages, prompt)?.map(AppliedEdit::Thinking)
+                }
+            });
         }
         Ok(AppliedContextEdits { applied_edits })
+    }
+}
+
+impl ContextEdit {
+    /// Parses one edit; `None` if it has no effect.
+    ///
+    /// Errors: HTTP status 400 with the name of the invalid option, or of a type that is not supported.
+    fn take(edit: &mut RequestFields) -> Result<Option<Self>, ApiError> {
+        let kind = edit.required_string("type")?;
+        if kind.starts_with(CLEAR_TOOL_USES) {
+            return Ok(Some(Self::ToolUses(ToolUseClearing::take(kind, edit)?)));
+        }
+        if kind.starts_with(CLEAR_THINKING) {
+            return Ok(Some(Self::Thinking(ThinkingClearing::take(kind, edit)?)));
+        }
+        if kind.starts_with(COMPACT) {
+            return Ok(None);
+        }
+        let message = "context edits of this type are not supported";
+        Err(ApiError::unsupported(edit.path("type"), message))
+    }
+}
+
+/// Takes the list `edits` from `management`; an absent list is empty.
+fn listed_edits(management: &mut RequestFields) -> Result<Vec<JsonValue>, ApiError> {
+    let path = management.path("edits");
+    match management.take("edits") {
+        None => Ok(Vec::new()),
+        Some(JsonValue::List(edits)) if edits.len() <= EDITS_MAX => Ok(edits),
+        Some(JsonValue::List(edits)) => {
+            let message = format!("at most {EDITS_MAX} edits, got {}", edits.len());
+            Err(ApiError::invalid(path, message))
+        }
+        Some(other) => Err(wrong_type(path, "a list of edits", &other)),
     }
 }
 
@@ -94,7 +145,7 @@ mod tests {
     use super::*;
     use serde_json::json;
 
-    /// Counts one token per byte of content and arguments.
+    /// Counts one token per byte of content, reasoning and arguments.
     struct ByteCounter;
 
     impl PromptTokenCounter for ByteCounter {
@@ -108,7 +159,8 @@ mod tests {
                 calls.map(|call| call["function"]["arguments"].to_string().len()).sum::<usize>()
             };
             let list = messages.as_array().unwrap().iter();
-            Ok(list.map(|m| m["content"].as_str().unwrap().len() + arguments(m)).sum())
+            let text = |m: &Value, name: &str| m[name].as_str().map_or(0, str::len);
+            Ok(list.map(|m| text(m, "content") + text(m, "reasoning_content") + arguments(m)).sum())
         }
     }
 
@@ -189,6 +241,45 @@ mod tests {
         assert_eq!(applied(&at_least, 5).edits, json!([]), "too few tokens");
     }
 
+    /// Returns a conversation with three turns that have thinking blocks, two of them in the second turn.
+    fn thinking_conversation() -> Value {
+        let assistant = |thinking: &str| json!({"role": "assistant", "content": "a", "reasoning_content": thinking});
+        json!([{"role": "user", "content": "q"}, assistant("one"), {"role": "user", "content": "q"},
+            assistant("two"), {"role": "tool", "content": "r"}, assistant("three"),
+            {"role": "user", "content": "q"}, assistant("four"), {"role": "user", "content": "q"}])
+    }
+
+    /// Returns the thinking blocks that an edit keeps, and the reply.
+    fn kept_thinking(edit: &Value) -> (Vec<String>, Value) {
+        let mut messages = thinking_conversation();
+        let edits = taken(edit).unwrap().apply(&mut messages, &ByteCounter).unwrap();
+        let kept = messages.as_array().unwrap().iter();
+        let kept =
+            kept.filter_map(|m| m["reasoning_content"].as_str().map(str::to_owned)).collect();
+        (kept, serde_json::to_value(edits).unwrap()["applied_edits"].clone())
+    }
+
+    #[test]
+    fn thinking_of_older_turns_is_cleared() {
+        let turns = |value: usize| {
+            json!({"type": "clear_thinking_20251015",
+                "keep": {"type": "thinking_turns", "value": value}})
+        };
+        let reply = |turns: usize, tokens: usize| {
+            json!([{"type": "clear_thinking_20251015", "cleared_thinking_turns": turns,
+                "cleared_input_tokens": tokens}])
+        };
+        let all = ["one", "two", "three", "four"].map(str::to_owned).to_vec();
+        assert_eq!(kept_thinking(&turns(2)), (all[1..].to_vec(), reply(1, 3)));
+        assert_eq!(
+            kept_thinking(&json!({"type": "clear_thinking_20251015"})),
+            (all[3..].to_vec(), reply(2, 11))
+        );
+        assert_eq!(kept_thinking(&turns(3)), (all.clone(), json!([])));
+        let keep_all = json!({"type": "clear_thinking_20251015", "keep": "all"});
+        assert_eq!(kept_thinking(&keep_all), (all, json!([])));
+    }
+
     #[test]
     fn invalid_edits_are_rejected_by_name() {
         for (edit, param) in [
@@ -205,6 +296,15 @@ mod tests {
             (
                 json!({"type": "clear_tool_uses_20250919", "clear_tool_inputs": 7}),
                 "clear_tool_inputs",
+            ),
+            (json!({"type": "clear_thinking_20251015", "keep": "some"}), "keep"),
+            (
+                json!({"type": "clear_thinking_20251015", "keep": {"type": "tool_uses", "value": 1}}),
+                "keep.type",
+            ),
+            (
+                json!({"type": "clear_thinking_20251015", "keep": {"type": "thinking_turns", "value": 0}}),
+                "keep.value",
             ),
         ] {
             let error = taken(&edit).unwrap_err();

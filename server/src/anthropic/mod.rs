@@ -10,6 +10,7 @@ mod server_tools;
 mod service_fields;
 mod stream;
 mod system_messages;
+mod thinking_clearing;
 mod tool_use_clearing;
 mod tools;
 mod types;

@@ -153,13 +153,16 @@ impl ToolUseClearing {
 }
 
 /// Number with its unit, as in `{"type": "input_tokens", "value": 1000}`.
-struct TypedQuantity {
+pub(super) struct TypedQuantity {
     kind: String,
-    value: usize,
+    pub(super) value: usize,
 }
 
 impl TypedQuantity {
-    fn take(path: String, value: JsonValue, kinds: &[&str]) -> Result<Self, ApiError> {
+    /// Parses a quantity whose unit is one of `kinds`.
+    ///
+    /// Errors: HTTP status 400 with the name of the invalid member.
+    pub(super) fn take(path: String, value: JsonValue, kinds: &[&str]) -> Result<Self, ApiError> {
         let mut fields = RequestFields::of(path, value)?;
         let kind = fields.required_string("type")?;
         if !kinds.contains(&kind.as_str()) {
