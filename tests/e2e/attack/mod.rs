@@ -5,6 +5,7 @@
 //! passes if memory does not grow, no request gets a 5xx status, all health probes report the actual state,
 //! and the known outputs do not change.
 
+mod agents;
 mod bodies;
 mod bystander;
 mod clients;
@@ -68,6 +69,10 @@ const KINDS: &[AttackKind] = &[
     AttackKind { name: "extreme_fields", attack: extremes::fields },
     AttackKind { name: "many_choices", attack: extremes::choices },
     AttackKind { name: "harmless_signals", attack: signals::harmless },
+    AttackKind { name: "stored_responses", attack: agents::responses },
+    AttackKind { name: "conversations", attack: agents::conversations },
+    AttackKind { name: "agent_messages", attack: agents::messages },
+    AttackKind { name: "renders", attack: agents::renders },
     AttackKind { name: "executors_killed", attack: executors::kill },
     AttackKind { name: "executors_stopped", attack: executors::stop },
 ];
