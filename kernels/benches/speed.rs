@@ -16,8 +16,9 @@ use device::{
 use kernels::cpu::CpuBackend;
 use kernels::{
     AddRmsNorm, AttentionKeyRange, AttentionMetadata, BatchUpperBounds, GateActivation,
-    GatedActivation, HostMat, KvLayout, KvTileOrder, Linear, PackedEmbedding, PackedMatrix,
-    PagedAttention, PagedAttentionArgs, QkNormRopeArgs, QkNormRopeKvWrite, RopeCosSin,
+    GatedActivation, HostMat, KvCacheScales, KvLayout, KvTileOrder, Linear, PackedEmbedding,
+    PackedMatrix, PagedAttention, PagedAttentionArgs, QkNormRopeArgs, QkNormRopeKvWrite,
+    RopeCosSin,
 };
 
 const S: DeviceStream = DeviceStream(0);
@@ -269,7 +270,7 @@ fn attention(device: &CpuBackend, rows: usize, len: usize, context: usize) {
         slots: MatRef::of(&slots, 1, tokens).unwrap(),
         heads,
         layer: 0,
-        kv_scales: [1.0; 2],
+        kv_scales: KvCacheScales::UNIT,
     };
     let write = best(20, || {
         let out = MatMut::of(&mut q, tokens, heads * dim).unwrap();

@@ -144,9 +144,30 @@ pub struct QkNormRopeArgs<'a> {
     pub heads: usize,
     /// Layer index in the KV pool.
     pub layer: usize,
-    /// Scales of keys and of values: an fp8 KV pool stores each element divided by its scale. KV pools of
-    /// other types ignore the scales.
-    pub kv_scales: [f32; 2],
+    /// Scales of keys and of values in an fp8 KV pool.
+    pub kv_scales: KvCacheScales<'a>,
+}
+
+/// Scales of the keys and values in an fp8 KV pool: each element is stored divided by its scale.
+#[derive(Debug, Clone, Copy)]
+pub enum KvCacheScales<'a> {
+    /// One scale for all keys and one for all values of the layer. KV pools of other types ignore them.
+    Layer {
+        /// Scale of the keys.
+        key: f32,
+        /// Scale of the values.
+        value: f32,
+    },
+    /// Factor of each head, f32 `[1, heads + 2 kv_heads]`: query heads, key heads, value heads. Queries, keys
+    /// and values are multiplied by the factor of their head when they are stored. The factor of a key or value
+    /// head is the reciprocal of its scale; the factor of a query head is the scale of its key head over the
+    /// scale that the softmax scale includes. Only for fp8 KV pools.
+    Heads(MatRef<'a>),
+}
+
+impl KvCacheScales<'_> {
+    /// Keys and values are stored as they are.
+    pub const UNIT: Self = Self::Layer { key: 1.0, value: 1.0 };
 }
 
 impl QkNormRopeArgs<'_> {

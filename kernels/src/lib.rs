@@ -35,8 +35,8 @@ mod vocab_shard;
 pub use activation_scaling::ActivationScaling;
 pub use args::{
     AllReduceShape, AttentionKeyRange, AttentionMetadata, BatchUpperBounds, ExpertParallelLayout,
-    ExpertWeights, LinearFusion, LinearPrologue, PagedAttentionArgs, PrefetchHint, QkChannelCounts,
-    QkNormRopeArgs, RopeCosSin, SoftmaxRouterArgs, TopKRoutes,
+    ExpertWeights, KvCacheScales, LinearFusion, LinearPrologue, PagedAttentionArgs, PrefetchHint,
+    QkChannelCounts, QkNormRopeArgs, RopeCosSin, SoftmaxRouterArgs, TopKRoutes,
 };
 pub use backend::KernelBackend;
 pub use content_digest::{HashedMatrixPart, digest_bytes};

@@ -217,6 +217,14 @@ pub enum StoredTensorError {
     /// A scale of the quantised KV cache or of activations is not a finite number above 0.
     #[error("scale {0} is not a finite number above 0")]
     Scale(String),
+    /// The number of KV cache scales is neither 1 nor the number of KV heads.
+    #[error("{got} scales, but the model has {heads} KV heads")]
+    HeadScales {
+        /// Number of stored scales.
+        got: usize,
+        /// Number of KV heads of the model.
+        heads: usize,
+    },
     /// The stored shape differs from the shape that the configuration requires.
     #[error("shape {found:?}, but the configuration requires {expected:?}")]
     Shape {

@@ -2,9 +2,9 @@
 
 use device::DType;
 use kernels::{
-    AttentionKeyRange, PagedAttention, PagedAttentionArgs, QkChannelCounts, QkFullNorm,
-    QkNormRopeArgs, QkNormRopeKvWrite, QkSquareSums, QueryTemperatureScaling, RopeAttention,
-    RopeCosSin,
+    AttentionKeyRange, KvCacheScales, PagedAttention, PagedAttentionArgs, QkChannelCounts,
+    QkFullNorm, QkNormRopeArgs, QkNormRopeKvWrite, QkSquareSums, QueryTemperatureScaling,
+    RopeAttention, RopeCosSin,
 };
 
 use crate::error::check_size;
@@ -32,8 +32,28 @@ pub struct QkNormRopeParams<'a> {
     pub eps: f32,
     /// RoPE cosines and sines by position.
     pub rope: &'a RopeTable,
-    /// Scales of keys and of values. An fp8 KV cache stores keys and values divided by their scale.
-    pub kv_scales: [f32; 2],
+    /// Scales of keys and of values in an fp8 KV cache.
+    pub kv_scales: KvCacheScaling<'a>,
+}
+
+/// Scales of the keys and values in an fp8 KV cache, which stores them divided by their scale.
+#[derive(Debug, Clone, Copy)]
+pub enum KvCacheScaling<'a> {
+    /// One scale for all keys and one for all values of the layer. KV caches of other types ignore them.
+    Layer {
+        /// Scale of the keys.
+        key: f32,
+        /// Scale of the values.
+        value: f32,
+    },
+    /// Factor of each head of this rank, f32 `[query heads + 2 · KV heads]`: queries, keys, values. See
+    /// [`kernels::KvCacheScales::Heads`].
+    Heads(&'a Tensor),
+}
+
+impl KvCacheScaling<'_> {
+    /// Keys and values are stored as they are.
+    pub const UNIT: Self = Self::Layer { key: 1.0, value: 1.0 };
 }
 
 /// Weights of the RMS norm over all query heads together and over all key heads together.
@@ -238,6 +258,9 @@ fn qk_rope<'a>(
         slots: batch.kv_slots(shape.group)?,
         heads: shape.heads,
         layer: shape.layer,
-        kv_scales: weights.kv_scales,
+        kv_scales: match weights.kv_scales {
+            KvCacheScaling::Layer { key, value } => KvCacheScales::Layer { key, value },
+            KvCacheScaling::Heads(factors) => KvCacheScales::Heads(factors.mat()?),
+        },
     })
 }

@@ -30,7 +30,9 @@ mod tensor;
 mod tensor_download;
 mod weights;
 
-pub use attention::{AttentionLayerParams, QkFullNormWeights, QkNormRopeParams, RopeTable};
+pub use attention::{
+    AttentionLayerParams, KvCacheScaling, QkFullNormWeights, QkNormRopeParams, RopeTable,
+};
 pub use batch::{DeviceBatchMetadata, HostBatchMetadata, HostGroupTables};
 pub use dense::Ops;
 pub use device::{

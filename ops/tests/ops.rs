@@ -7,9 +7,9 @@ use kernels::cpu::CpuBackend;
 use ops::{
     AttentionKeyRange, AttentionLayerParams, DType, DeviceBatchMetadata, DeviceSequenceSlots,
     DraftVerification, EmbeddingTable, GateActivation, HostBatchMetadata, HostGroupTables, HostMat,
-    KvLayout, KvPool, KvTileOrder, OpError, Ops, QkNormRopeParams, SAMPLE_NON_FINITE, SAMPLE_OK,
-    SequenceSamplingParams, SequenceSlotLimits, StagedLogitsRow, StagedSequenceInit, StagingBuffer,
-    StepBufferLimits, StepBuffers, StepShape,
+    KvCacheScaling, KvLayout, KvPool, KvTileOrder, OpError, Ops, QkNormRopeParams,
+    SAMPLE_NON_FINITE, SAMPLE_OK, SequenceSamplingParams, SequenceSlotLimits, StagedLogitsRow,
+    StagedSequenceInit, StagingBuffer, StepBufferLimits, StepBuffers, StepShape,
 };
 
 fn ops(dtype: DType) -> Ops {
@@ -114,7 +114,7 @@ fn paged_attention_is_independent_of_chunking() {
             k_norm: None,
             eps: 1e-6,
             rope: &rope,
-            kv_scales: [1.0; 2],
+            kv_scales: KvCacheScaling::UNIT,
         };
         let shape = AttentionLayerParams {
             heads,

@@ -43,12 +43,24 @@ MODELS = {"llama": "LlamaForCausalLM", "qwen3": "Qwen3ForCausalLM"}
 TENSOR = {"num_bits": 8, "type": "float", "symmetric": True, "strategy": "tensor", "dynamic": False}
 CHANNEL = TENSOR | {"strategy": "channel"}
 TOKEN = TENSOR | {"strategy": "token", "dynamic": True}
+BLOCK = TENSOR | {"strategy": "block", "block_structure": [128, 128]}
+GROUP = TENSOR | {"strategy": "group", "group_size": 128, "dynamic": True}
+# Blocks of 128 x 128 need larger layers.
+BLOCK_SIZES = SIZES | {
+    "hidden_size": 128,
+    "num_attention_heads": 4,
+    "head_dim": 128,
+}
 
 
-def model_of(kind: str, folder: Path):
+def sizes_of(name: str) -> dict:
+    return BLOCK_SIZES if name in BLOCK_CASES else SIZES
+
+
+def model_of(kind: str, sizes: dict, folder: Path):
     """A model with random weights in bf16, which it also writes to `folder`."""
     torch.manual_seed(7)
-    config = transformers.AutoConfig.for_model(kind, architectures=[MODELS[kind]], **SIZES)
+    config = transformers.AutoConfig.for_model(kind, architectures=[MODELS[kind]], **sizes)
     model = getattr(transformers, MODELS[kind])(config).to(torch.float32).eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -126,19 +138,36 @@ CASES = {
             None,
         ),
     ),
+    "llm_compressor-block-heads": (
+        "qwen3",
+        lambda m, f: llm_compressor(
+            m,
+            f,
+            {"group_0": {"targets": ["Linear"], "weights": BLOCK, "input_activations": GROUP}},
+            TENSOR | {"strategy": "attn_head"},
+        ),
+    ),
     "modelopt-kv": ("llama", lambda m, f: modelopt(m, f, cache=True)),
 }
+BLOCK_CASES = ["llm_compressor-block-heads"]
 
 
-def dequantised(kind: str, folder: Path) -> torch.Tensor:
+def scaled(value: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    """`value` times `scale`: one scale, one per row, or one per block of 128 x 128."""
+    scale = scale.to(torch.float32)
+    if list(scale.shape) == [n // 128 for n in value.shape]:
+        scale = scale.repeat_interleave(128, 0).repeat_interleave(128, 1)
+    return value.to(torch.float32) * scale
+
+
+def dequantised(kind: str, sizes: dict, folder: Path) -> torch.Tensor:
     """Logits of transformers for the stored weights times their scales, in f32."""
     stored = load_file(folder / "model.safetensors")
     weights = {}
     for name, value in stored.items():
         if not name.endswith(("scale", "scale_inv")):
-            scale = stored.get(name + "_scale", torch.ones(()))
-            weights[name] = value.to(torch.float32) * scale.to(torch.float32)
-    config = transformers.AutoConfig.for_model(kind, **SIZES)
+            weights[name] = scaled(value, stored.get(name + "_scale", torch.ones(())))
+    config = transformers.AutoConfig.for_model(kind, **sizes)
     config._attn_implementation = "eager"
     model = getattr(transformers, MODELS[kind])(config).to(torch.float32).eval()
     model.load_state_dict(weights)
@@ -149,14 +178,14 @@ def dequantised(kind: str, folder: Path) -> torch.Tensor:
 def write(name: str) -> None:
     kind, quantise = CASES[name]
     with tempfile.TemporaryDirectory() as path:
-        found = quantise(model_of(kind, Path(path) / "source"), Path(path))
+        found = quantise(model_of(kind, sizes_of(name), Path(path) / "source"), Path(path))
         folder = FOLDER / name
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
         for file in ("config.json", "hf_quant_config.json", "model.safetensors"):
             if (Path(path) / file).exists():
                 shutil.copyfile(Path(path) / file, folder / file)
-    expected = {"tokens": tokens()[0].to(torch.int32), "weights": dequantised(kind, folder)[0], "quantised": found[0]}
+    expected = {"tokens": tokens()[0].to(torch.int32), "weights": dequantised(kind, sizes_of(name), folder)[0], "quantised": found[0]}
     save_file({k: v.contiguous() for k, v in expected.items()}, folder / "expected.safetensors")
     with safe_open(folder / "model.safetensors", "pt") as file:
         dtypes = {str(file.get_tensor(key).dtype) for key in file.keys()}

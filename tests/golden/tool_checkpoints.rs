@@ -15,7 +15,12 @@ use crate::model_harness::{ModelHarness, RankContext, SequenceRow, closeness, di
 /// `llm_compressor-static-kv`, whose tool also quantises the cache.
 const ACTIVATION_GATE: [f32; 3] = [0.16, 0.60, 0.60];
 
-const CHECKPOINTS: [&str; 3] = ["llm_compressor-static-kv", "llm_compressor-groups", "modelopt-kv"];
+const CHECKPOINTS: [&str; 4] = [
+    "llm_compressor-static-kv",
+    "llm_compressor-groups",
+    "llm_compressor-block-heads",
+    "modelopt-kv",
+];
 
 fn logits(checkpoint: &QuantizedCheckpointFixture, dtypes: [DType; 2]) -> Vec<Vec<f32>> {
     let rank_context = RankContext::single();

@@ -7,8 +7,8 @@ use super::random_weights::{activations, norm};
 use super::{OpBenchRunner, OpCase, OpCost};
 use crate::ExecutorError;
 use ops::{
-    AttentionKeyRange, AttentionLayerParams, DeviceBatchMetadata, KvLayout, KvPool, Ops,
-    QkNormRopeParams, RopeTable, Tensor,
+    AttentionKeyRange, AttentionLayerParams, DeviceBatchMetadata, KvCacheScaling, KvLayout, KvPool,
+    Ops, QkNormRopeParams, RopeTable, Tensor,
 };
 
 /// Inputs that all timed launches of the GQA ops share.
@@ -83,7 +83,7 @@ impl AttentionBenchInputs {
             k_norm: self.qk_norm.as_ref(),
             eps: self.eps,
             rope: &self.rope,
-            kv_scales: [1.0; 2],
+            kv_scales: KvCacheScaling::UNIT,
         }
     }
 

@@ -13,7 +13,7 @@ use super::norm::{inverse_rms, normed};
 use super::row_kernel::{RowKernel, dispatch};
 use super::shared_rows::{SendPtr, SharedRows};
 use crate::cpu::CpuBackend;
-use crate::{CpuKernel, KvLayout, QkNormRopeArgs, QkNormRopeKvWrite};
+use crate::{CpuKernel, KvCacheScales, KvLayout, QkNormRopeArgs, QkNormRopeKvWrite};
 
 const KERNEL: &str = "qk_norm_rope_kv_write";
 /// Row kernel: normalises and rotates one head of one token.
@@ -74,6 +74,7 @@ impl CpuBackend {
                         // SAFETY: each head's columns belong to one thread.
                         let y = unsafe { out.part(t, head * dim, dim) };
                         call.norm_rope::<W>(y, t, head, args.q_norm);
+                        call.scale_query(y, head);
                     } else if head < args.heads + layout.kv_heads {
                         call.norm_rope::<W>(&mut key, t, head, args.k_norm);
                         call.store_key(&key, t, head - args.heads);
@@ -159,12 +160,37 @@ impl<T: FloatElement> QkRopeLaunchArgs<'_, T> {
         );
     }
 
+    /// Multiplies a query by the factor of query head `head`, if heads have factors.
+    fn scale_query(&self, y: &mut [T], head: usize) {
+        let KvCacheScales::Heads(factors) = self.args.kv_scales else { return };
+        let factor = factors.row::<f32>(0)[head];
+        y.iter_mut().for_each(|x| *x = T::store(x.load() * factor));
+    }
+
+    /// Factor of the keys of KV head `head`.
+    fn key_factor(&self, head: usize) -> f32 {
+        match self.args.kv_scales {
+            KvCacheScales::Layer { key, .. } => 1.0 / key,
+            KvCacheScales::Heads(factors) => factors.row::<f32>(0)[self.args.heads + head],
+        }
+    }
+
+    /// Factor of the values of KV head `head`.
+    fn value_factor(&self, head: usize) -> f32 {
+        match self.args.kv_scales {
+            KvCacheScales::Layer { value, .. } => 1.0 / value,
+            KvCacheScales::Heads(factors) => {
+                factors.row::<f32>(0)[self.args.heads + self.layout.kv_heads + head]
+            }
+        }
+    }
+
     fn store_key(&self, key: &[T], t: usize, head: usize) {
         let Some((block, row)) = self.slot(t) else { return };
         let layout = self.layout;
         let tile = layout.key_tile(self.args.layer, block, head);
         if layout.dtype == DType::F8E4M3 {
-            return self.store_fp8(tile + layout.key(row, 0), key, self.args.kv_scales[0]);
+            return self.store_fp8(tile + layout.key(row, 0), key, self.key_factor(head));
         }
         // Number of channels of one key that are contiguous in a key tile of the KV pool: 2 for bf16 pairs,
         // otherwise 1.
@@ -185,7 +211,7 @@ impl<T: FloatElement> QkRopeLaunchArgs<'_, T> {
         let tile = layout.value_tile(self.args.layer, block, head);
         let x = self.head(t, self.args.heads + layout.kv_heads + head);
         if layout.dtype == DType::F8E4M3 {
-            return self.store_fp8(tile + layout.value(row, 0), x, self.args.kv_scales[1]);
+            return self.store_fp8(tile + layout.value(row, 0), x, self.value_factor(head));
         }
         let (start, dim) = (tile + layout.value(row - row % 2, 0), layout.head_dim);
         // SAFETY: slots and layer were checked, and only this thread writes this head; a pair of rows, `2
@@ -194,9 +220,8 @@ impl<T: FloatElement> QkRopeLaunchArgs<'_, T> {
         dispatch(self.isa, ValueRowStore { rows, x, odd: row % 2 == 1 });
     }
 
-    /// Stores one row of an fp8 tile; each element is divided by `scale`.
-    fn store_fp8(&self, start: usize, x: &[T], scale: f32) {
-        let factor = 1.0 / scale;
+    /// Stores one row of an fp8 tile; each element is multiplied by `factor`.
+    fn store_fp8(&self, start: usize, x: &[T], factor: f32) {
         // SAFETY: slots and layer were checked, and only this thread writes this head; elements are bytes,
         // and a row is in one tile.
         let row = unsafe {

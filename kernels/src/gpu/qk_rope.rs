@@ -5,7 +5,7 @@ use device::{DType, DeviceError, DeviceStream, MatMut, check_size};
 
 use super::norm::norm_f32;
 use crate::gpu::GpuBackend;
-use crate::{GpuKernel, KvLayout, KvTileOrder, QkNormRopeArgs, QkNormRopeKvWrite};
+use crate::{GpuKernel, KvCacheScales, KvLayout, KvTileOrder, QkNormRopeArgs, QkNormRopeKvWrite};
 
 static QK_ROPE: KernelSource = kernel_source!("qk_rope/qk_rope.hip");
 
@@ -52,6 +52,10 @@ impl GpuKernel for QkNormRopeKvWrite<'_> {
             .overlaps_predecessor()
             .out(&mut q)
             .arg_ptr(layer);
+        let (key_factor, value_factor, head_factors) = match args.kv_scales {
+            KvCacheScales::Layer { key, value } => (1.0 / key, 1.0 / value, None),
+            KvCacheScales::Heads(factors) => (1.0, 1.0, Some(factors)),
+        };
         let launch = rope_inputs(launch, args)
             .u32(tokens as u32)
             .u32(args.heads as u32)
@@ -59,8 +63,12 @@ impl GpuKernel for QkNormRopeKvWrite<'_> {
             .u32(q.stride() as u32)
             .u32(args.qkv.stride() as u32)
             .f32(args.eps)
-            .f32(1.0 / args.kv_scales[0])
-            .f32(1.0 / args.kv_scales[1]);
+            .f32(key_factor)
+            .f32(value_factor);
+        let launch = match layout.dtype {
+            DType::F8E4M3 => launch.arg_or_null(head_factors),
+            _ => launch,
+        };
         // SAFETY: the shapes were checked; the host checked the staged positions and slots.
         unsafe { launch.launch(gpu, s) }
     }

@@ -3,7 +3,10 @@
 use device::{Buffer, DType, DeviceError, MatMut, MatRef, check_dtype, check_size};
 
 use super::check_norm_dtype;
-use crate::{AttentionKeyRange, AttentionMetadata, KvLayout, PagedAttentionArgs, QkNormRopeArgs};
+use crate::{
+    AttentionKeyRange, AttentionMetadata, KvCacheScales, KvLayout, PagedAttentionArgs,
+    QkNormRopeArgs,
+};
 
 /// Computes `q = rope(norm(q))`, and writes `rope(norm(k))` and `v` to the KV pool at the slot of each token.
 #[derive(Debug)]
@@ -112,7 +115,20 @@ impl QkNormRopeArgs<'_> {
         ] {
             check_dtype(kernel, what, got, expected)?;
         }
+        self.check_head_factors(kernel, layout)?;
         self.check_norm_weights(kernel, dim, q.dtype())
+    }
+
+    fn check_head_factors(
+        &self,
+        kernel: &'static str,
+        layout: &KvLayout,
+    ) -> Result<(), DeviceError> {
+        let KvCacheScales::Heads(factors) = self.kv_scales else { return Ok(()) };
+        let heads = self.heads + 2 * layout.kv_heads;
+        check_dtype(kernel, "KV pool with factors of heads", layout.dtype, DType::F8E4M3)?;
+        check_dtype(kernel, "factors of heads", factors.dtype(), DType::F32)?;
+        check_size(kernel, "factors of heads", factors.cols(), heads)
     }
 
     fn check_norm_weights(

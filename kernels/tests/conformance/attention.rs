@@ -4,7 +4,7 @@
 use device::{Buffer, CpuIsa, DeviceDriver, DeviceError, DeviceStream, MatMut, MatRef, bf16, f16};
 use kernels::cpu::CpuBackend;
 use kernels::{
-    AttentionKeyRange, AttentionMetadata, KvLayout, KvTileOrder, PagedAttention,
+    AttentionKeyRange, AttentionMetadata, KvCacheScales, KvLayout, KvTileOrder, PagedAttention,
     PagedAttentionArgs, QkNormRopeArgs, QkNormRopeKvWrite, RopeCosSin,
 };
 
@@ -228,7 +228,7 @@ impl AttentionConformanceCase {
             slots: MatRef::of(&slots, 1, tokens).unwrap(),
             heads: self.heads,
             layer: 1,
-            kv_scales: [1.0; 2],
+            kv_scales: KvCacheScales::UNIT,
         };
         let out = MatMut::of(&mut q, tokens, self.heads * dim).unwrap();
         device
@@ -592,7 +592,7 @@ impl<T: CpuTestFloat> KvWriteCase<T> {
             slots: MatRef::of(&slots, 1, 4).unwrap(),
             heads: Self::HEADS,
             layer: 1,
-            kv_scales: [1.0; 2],
+            kv_scales: KvCacheScales::UNIT,
         };
         let out = MatMut::of(&mut q, 4, Self::HEADS * 16).unwrap();
         device.launch(&S, QkNormRopeKvWrite { q: out, pool, layout: &self.layout, args: &args })

@@ -2,8 +2,8 @@
 
 use device::{DeviceDriver, DeviceStream, MatMut, MatRef, bf16, f16};
 use kernels::{
-    KvLayout, KvTileOrder, QkChannelCounts, QkFullNorm, QkNormRopeArgs, QkNormRopeKvWrite,
-    QkSquareSums, QueryTemperatureScaling, RmsNorm, RopeCosSin,
+    KvCacheScales, KvLayout, KvTileOrder, QkChannelCounts, QkFullNorm, QkNormRopeArgs,
+    QkNormRopeKvWrite, QkSquareSums, QueryTemperatureScaling, RmsNorm, RopeCosSin,
 };
 
 use crate::support::{CpuTestFloat, SeededNumbers, cast, devices, error, tolerance};
@@ -163,7 +163,7 @@ fn head_norms<T: CpuTestFloat>() {
                 slots: MatRef::of(&[0i64, 1, 2], 1, tokens).unwrap(),
                 heads,
                 layer: 0,
-                kv_scales: [1.0; 2],
+                kv_scales: KvCacheScales::UNIT,
             };
             let mut q = vec![T::of(0.0); tokens * width];
             let out = MatMut::of(&mut q, tokens, width).unwrap();

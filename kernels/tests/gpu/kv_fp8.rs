@@ -2,8 +2,8 @@
 
 use device::{DType, DeviceDriver, MatRef};
 use kernels::{
-    AttentionKeyRange, AttentionMetadata, BatchUpperBounds, KvLayout, KvTileOrder, PagedAttention,
-    PagedAttentionArgs, QkNormRopeArgs, QkNormRopeKvWrite, RopeCosSin,
+    AttentionKeyRange, AttentionMetadata, BatchUpperBounds, KvCacheScales, KvLayout, KvTileOrder,
+    PagedAttention, PagedAttentionArgs, QkNormRopeArgs, QkNormRopeKvWrite, RopeCosSin,
 };
 
 use crate::device_pair::{CpuGpuMatrix, CpuGpuPair, pairs, tolerance};
@@ -86,7 +86,7 @@ fn check_keys(
             slots: view(&slots),
             heads: query_heads,
             layer: 1,
-            kv_scales: SCALES,
+            kv_scales: KvCacheScales::Layer { key: SCALES[0], value: SCALES[1] },
         };
         let out = if at == 0 { q.gpu_mut() } else { q.cpu_mut() };
         device

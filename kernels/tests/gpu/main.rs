@@ -32,6 +32,7 @@ mod float16;
 mod fp8;
 mod gemm_large_m;
 mod kv_fp8;
+mod kv_head_scales;
 mod linear;
 mod matrix_speed;
 mod mla;

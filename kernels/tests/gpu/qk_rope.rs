@@ -1,7 +1,9 @@
 //! Q/K norm, RoPE and KV write of the GPU match the CPU, whose KV pool has another layout.
 
 use device::{DeviceDriver, MatMut, MatRef, bf16};
-use kernels::{KvLayout, KvTileOrder, QkNormRopeArgs, QkNormRopeKvWrite, RopeCosSin};
+use kernels::{
+    KvCacheScales, KvLayout, KvTileOrder, QkNormRopeArgs, QkNormRopeKvWrite, RopeCosSin,
+};
 
 use crate::support::{
     DeviceArray, GpuTestElement, GpuTestFloat, RandomNumbers, S, devices, error, oracle, tolerance,
@@ -94,7 +96,7 @@ fn rotations<T: GpuTestFloat, W: GpuTestFloat>(case: &QkRopeCase) {
         slots: MatRef::of(&data.slots, 1, TOKENS).unwrap(),
         heads: case.heads,
         layer: 1,
-        kv_scales: [1.0; 2],
+        kv_scales: KvCacheScales::UNIT,
     };
     let out = MatMut::of(&mut q, TOKENS, width).unwrap();
     cpu.launch(&S, QkNormRopeKvWrite { q: out, pool: &mut pool, layout: &lanes, args: &args })

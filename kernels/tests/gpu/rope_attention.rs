@@ -5,8 +5,9 @@
 use device::{DeviceDriver, bf16};
 use kernels::gpu::GpuBackend;
 use kernels::{
-    AttentionKeyRange, AttentionMetadata, BatchUpperBounds, KvLayout, KvTileOrder, PagedAttention,
-    PagedAttentionArgs, QkNormRopeArgs, QkNormRopeKvWrite, RopeAttention, RopeCosSin,
+    AttentionKeyRange, AttentionMetadata, BatchUpperBounds, KvCacheScales, KvLayout, KvTileOrder,
+    PagedAttention, PagedAttentionArgs, QkNormRopeArgs, QkNormRopeKvWrite, RopeAttention,
+    RopeCosSin,
 };
 
 use crate::support::{DeviceArray, GpuTestFloat, RandomNumbers, S, devices, error, tolerance};
@@ -153,7 +154,7 @@ impl<T: GpuTestFloat> RopeAttentionCase<T> {
             slots: slots.mat(),
             heads,
             layer: 1,
-            kv_scales: [1.0; 2],
+            kv_scales: KvCacheScales::UNIT,
         };
         let batch = AttentionMetadata {
             cu_q: cu_q.mat(),

@@ -10,9 +10,9 @@ use kernels::step::{
     SequenceSlotArrays, StagedLogitsRow, StagingBuffer, StagingBufferView,
 };
 use kernels::{
-    AddRmsNorm, GateActivation, GatedActivation, KvLayout, KvTileOrder, QkNormRopeArgs,
-    QkNormRopeKvWrite, RmsNorm, RopeCosSin, RowSampling, SoftmaxRouterArgs, SoftmaxRouting,
-    TokenEmbedding,
+    AddRmsNorm, GateActivation, GatedActivation, KvCacheScales, KvLayout, KvTileOrder,
+    QkNormRopeArgs, QkNormRopeKvWrite, RmsNorm, RopeCosSin, RowSampling, SoftmaxRouterArgs,
+    SoftmaxRouting, TokenEmbedding,
 };
 
 use crate::support::{DeviceArray, GpuTestElement, RandomNumbers, S, devices};
@@ -129,7 +129,7 @@ fn rotations(device: &GpuBackend, rows: usize) {
         slots: slots.mat(),
         heads,
         layer: 0,
-        kv_scales: [1.0; 2],
+        kv_scales: KvCacheScales::UNIT,
     };
     let mut q = DeviceArray::<bf16>::poisoned(device, rows, heads * head_dim);
     let time = microseconds(device, || {

@@ -1,11 +1,11 @@
 //! Causal grouped-query attention (GQA) over the paged KV cache.
 
 use super::{
-    ColumnParallelLinear, FullQkNorm, ResidualStream, RotaryEmbedding, RowParallelLinear,
-    SublayerNormRefs,
+    ColumnParallelLinear, FullQkNorm, LayerKvScales, ResidualStream, RotaryEmbedding,
+    RowParallelLinear, SublayerNormRefs,
 };
 use crate::{ForwardContext, ForwardError, KvLayerIndex, ModelConfig, ModelLoadError, Weights};
-use ops::{AttentionKeyRange, AttentionLayerParams, DType, QkNormRopeParams, Tensor};
+use ops::{AttentionKeyRange, AttentionLayerParams, QkNormRopeParams, Tensor};
 
 /// Attention of a decoder layer: `x += o_proj(softmax(rope(q) · rope(k)ᵀ · scale) · v)`, where `q`, `k` and
 /// `v` are projections of `norm(x)`, and `scale` is `ModelConfig::softmax_scale`. If the model has a QK norm,
@@ -29,32 +29,9 @@ pub(crate) struct GqaAttentionCore {
     sinks: Option<Tensor>,
     /// Number of query channels of this rank.
     query_channels: usize,
-    /// Dequantisation scales of an fp8 KV cache: first of keys, then of values; 1 for other KV caches. The
-    /// softmax scale includes the key scale, and the output projection includes the value scale.
-    kv_scales: [f32; 2],
+    kv_scales: LayerKvScales,
     o_proj: RowParallelLinear,
 }
-
-/// Names under which checkpoints may store the fp8 KV cache scales: first of keys, then of values. `kv_scale`
-/// is a common scale of keys and values.
-const KV_CACHE_SCALES: [[&str; 6]; 2] = [
-    [
-        "k_proj.k_scale",
-        "qkv_proj.k_scale",
-        "attn.k_scale",
-        "k_scale",
-        "k_proj.output_scale",
-        "kv_scale",
-    ],
-    [
-        "v_proj.v_scale",
-        "qkv_proj.v_scale",
-        "attn.v_scale",
-        "v_scale",
-        "v_proj.output_scale",
-        "kv_scale",
-    ],
-];
 
 /// RMS norms that are applied to each head of queries and keys.
 #[derive(Debug)]
@@ -126,16 +103,12 @@ impl GqaAttentionCore {
     ) -> Result<Self, ModelLoadError> {
         let heads = w.ranks().query_heads(config);
         let heads = heads.map_err(|e| w.split("q_proj", e))?.len();
-        let kv_scales = match w.kv_dtype() {
-            DType::F8E4M3 => {
-                let [key, value] = KV_CACHE_SCALES;
-                [w.scale(&key)?.unwrap_or(1.0), w.scale(&value)?.unwrap_or(1.0)]
-            }
-            _ => [1.0; 2],
-        };
+        let kv_scales = LayerKvScales::load(config, w)?;
+        let factors = kv_scales.output_factors();
+        let o_proj = RowParallelLinear::load_scaled(w, "o_proj", config.out_bias, factors)?;
         // A window that is not shorter than any context has no effect.
         let window = config.window_at(layer).filter(|window| *window < w.positions());
-        let scale = config.softmax_scale() * kv_scales[0];
+        let scale = config.softmax_scale() * kv_scales.softmax_factor();
         let KvLayerIndex { group, layer: pool_layer } = w.kv_layer(layer);
         Ok(Self {
             norm: QkNorm::load(config, w)?,
@@ -151,7 +124,7 @@ impl GqaAttentionCore {
             sinks: config.has_sinks().then(|| w.vector_f32("sinks")).transpose()?,
             query_channels: heads * config.head_dim,
             kv_scales,
-            o_proj: RowParallelLinear::load_scaled(w, "o_proj", config.out_bias, kv_scales[1])?,
+            o_proj,
         })
     }
 
@@ -191,7 +164,7 @@ impl GqaAttentionCore {
             k_norm: norm.map(|n| &n.k),
             eps: norm.map_or(0.0, |n| n.eps),
             rope: &self.rope.table,
-            kv_scales: self.kv_scales,
+            kv_scales: self.kv_scales.scaling(),
         }
     }
 }

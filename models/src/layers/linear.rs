@@ -57,17 +57,18 @@ impl ColumnParallelLinear {
 
 impl RowParallelLinear {
     pub(crate) fn load(w: &Weights<'_>, name: &str, bias: bool) -> Result<Self, ModelLoadError> {
-        Self::load_scaled(w, name, bias, 1.0)
+        Self::load_scaled(w, name, bias, &[1.0])
     }
 
-    /// Loads a layer that computes `factor · W x + b`.
+    /// Loads a layer that computes `W (factors · x) + b`, where each factor multiplies an equally long range of
+    /// input channels.
     pub(crate) fn load_scaled(
         w: &Weights<'_>,
         name: &str,
         bias: bool,
-        factor: f32,
+        factors: &[f32],
     ) -> Result<Self, ModelLoadError> {
-        Ok(Self(w.linear_scaled(name, bias, factor)?))
+        Ok(Self(w.linear_scaled(name, bias, factors)?))
     }
 
     /// Computes `x += norm(W h + b)`, or `x += W h + b` without a norm, where `h [tokens, inputs of this rank]` is

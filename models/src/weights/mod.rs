@@ -170,7 +170,7 @@ impl<'a> Weights<'a> {
     /// Loads the projections `names` with their rows stacked, in the model's dtype, and their biases if
     /// `bias` is true.
     pub fn linear(&self, names: &[&str], bias: bool) -> Result<PackedLinear, ModelLoadError> {
-        self.stacked(names, bias, 1.0, None)
+        self.stacked(names, bias, &[1.0], None)
     }
 
     /// Loads the projections `q_proj`, `k_proj` and `v_proj` with their rows stacked, and their biases if
@@ -181,18 +181,19 @@ impl<'a> Weights<'a> {
         bias: bool,
         rotary_rows: Option<RotaryRowOrder>,
     ) -> Result<PackedLinear, ModelLoadError> {
-        self.stacked(&QKV_PROJECTIONS, bias, 1.0, rotary_rows)
+        self.stacked(&QKV_PROJECTIONS, bias, &[1.0], rotary_rows)
     }
 
-    /// Loads the projection `name` and multiplies its weights by `factor`. A static activation scale is
-    /// divided by `factor`, because the inputs of the layer are divided by `factor`.
+    /// Loads the projection `name` and multiplies its weights by `factors`, each of which belongs to an equally
+    /// long range of input channels. The inputs of the layer are divided by these factors, and so is a static
+    /// activation scale; if there are several factors, the activation scales are dynamic.
     pub fn linear_scaled(
         &self,
         name: &str,
         bias: bool,
-        factor: f32,
+        factors: &[f32],
     ) -> Result<PackedLinear, ModelLoadError> {
-        self.stacked(&[name], bias, factor, None)
+        self.stacked(&[name], bias, factors, None)
     }
 
     /// Loads the projections `names` with their rows stacked, and splits the result into `parts` layers with
@@ -251,7 +252,7 @@ impl<'a> Weights<'a> {
         &self,
         names: &[&str],
         bias: bool,
-        factor: f32,
+        factors: &[f32],
         rotary_rows: Option<RotaryRowOrder>,
     ) -> Result<PackedLinear, ModelLoadError> {
         let [query, key, _] = QKV_PROJECTIONS;
@@ -259,7 +260,7 @@ impl<'a> Weights<'a> {
         let mut parts = Vec::new();
         let mut biases = Vec::new();
         for name in names {
-            parts.push(self.take(format_args!("{name}.weight"))?.scaled(factor));
+            parts.push(self.take(format_args!("{name}.weight"))?.scaled(factors));
             if bias {
                 let part = self.take(format_args!("{name}.bias"))?;
                 let vector = part.vector().map_err(|e| self.device(name, e))?;
@@ -370,17 +371,37 @@ impl<'a> Weights<'a> {
         pack().map_err(|e| self.device(name, e))
     }
 
-    /// Reads the scale that is stored under the first of `names` that exists; `None` if none exists.
+    /// Reads the scales that are stored under the first of `names` that exists; `None` if none exists. Returns
+    /// one scale, or `heads` scales if they differ.
     ///
-    /// Errors: the scale is not a finite number above 0.
-    pub fn scale(&self, names: &[&str]) -> Result<Option<f32>, ModelLoadError> {
+    /// Errors: a scale is not a finite number above 0, or the number of scales is neither 1 nor `heads`.
+    pub fn head_scales(
+        &self,
+        names: &[&str],
+        heads: usize,
+    ) -> Result<Option<Vec<f32>>, ModelLoadError> {
         let names: Vec<String> = names.iter().map(|name| self.name(name)).collect();
-        let scale = self.store.source.scale(&names)?;
-        if let (Some(scale), Some(name)) = (scale, names.first()) {
+        let scales = self.store.source.head_scales(&names, heads)?;
+        if let (Some(scales), Some(name)) = (&scales, names.first()) {
+            let bytes: Vec<u8> = scales.iter().flat_map(|scale| scale.to_le_bytes()).collect();
             let observer = &mut *self.store.observer.borrow_mut();
-            digest::add_common(observer.digest, name, &scale.to_le_bytes());
+            digest::add_common(observer.digest, name, &bytes);
         }
-        Ok(scale)
+        Ok(scales)
+    }
+
+    /// Uploads `values` as an f32 vector; `name` is named if this fails.
+    pub(crate) fn device_vector(
+        &self,
+        name: &str,
+        values: &[f32],
+    ) -> Result<Tensor, ModelLoadError> {
+        let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
+        let upload = || -> Result<_, OpError> {
+            let row = HostMat::new(&bytes, DType::F32, 1, values.len())?;
+            self.store.ops.upload(&[row], DType::F32)?.reshape(&[values.len()])
+        };
+        upload().map_err(|e| self.device(name, e))
     }
 
     /// Dtype of the KV cache.

@@ -112,11 +112,40 @@ fn check_scales(
 /// Reads a scale; returns the maximum if the tensor has several values.
 ///
 /// Errors: a value is not a normal, finite number above 0, or the dtype is not a float.
-pub(super) fn stored_scale(
+fn stored_scale(
     checkpoint: &SafetensorsCheckpoint,
     name: &str,
     stored: &StoredTensor,
 ) -> Result<f32, ModelLoadError> {
+    let values = checked_scales(checkpoint, name, stored)?;
+    Ok(values.into_iter().fold(0.0, f32::max))
+}
+
+/// Reads the scales of `heads` heads, stored in any shape; returns one scale if all are equal.
+///
+/// Errors: a value is not a normal, finite number above 0, the dtype is not a float, or the number of values is
+/// neither 1 nor `heads`.
+pub(super) fn stored_head_scales(
+    checkpoint: &SafetensorsCheckpoint,
+    name: &str,
+    stored: &StoredTensor,
+    heads: usize,
+) -> Result<Vec<f32>, ModelLoadError> {
+    let values = checked_scales(checkpoint, name, stored)?;
+    if values.len() != 1 && values.len() != heads {
+        let fault = StoredTensorError::HeadScales { got: values.len(), heads };
+        return Err(checkpoint.fault(name, fault));
+    }
+    let is_common = values.iter().all(|value| value.to_bits() == values[0].to_bits());
+    Ok(if is_common { vec![values[0]] } else { values })
+}
+
+/// Reads scales that are normal, finite numbers above 0; at least one.
+fn checked_scales(
+    checkpoint: &SafetensorsCheckpoint,
+    name: &str,
+    stored: &StoredTensor,
+) -> Result<Vec<f32>, ModelLoadError> {
     let fault = |fault| Err(checkpoint.fault(name, fault));
     let Some(values) = stored_values(checkpoint, name).filter(|values| !values.is_empty()) else {
         return fault(StoredTensorError::WrongDType(stored.dtype.name()));
@@ -124,7 +153,7 @@ pub(super) fn stored_scale(
     // Subnormal scales are rejected, because their inverse may be infinite.
     match values.iter().find(|value| !(value.is_finite() && **value >= f32::MIN_POSITIVE)) {
         Some(value) => fault(StoredTensorError::Scale(value.to_string())),
-        None => Ok(values.into_iter().fold(0.0, f32::max)),
+        None => Ok(values),
     }
 }
 

@@ -7,7 +7,7 @@
 use super::checkpoint::SafetensorsCheckpoint;
 use super::header::StoredDType;
 use super::mxfp4::dequantised_part;
-use super::scale_plan::{stored_scale, stored_values_in};
+use super::scale_plan::{stored_head_scales, stored_values_in};
 use super::stored_names::canonical_name;
 use super::synth_shard::{synth_fp8, synth_mxfp4, synth_part};
 use super::tensor_plan::{StackedRowRange, WeightLocation, locate};
@@ -162,17 +162,26 @@ impl WeightSource {
         }
     }
 
-    /// Reads the KV cache scale that is stored under the first of `names` that exists. If the scale has one
-    /// value per head, the maximum is returned: no head saturates with this scale, and heads with smaller
-    /// scales lose little precision, because fp8 is a floating-point format. Synthetic checkpoints have no KV
-    /// cache scales.
+    /// Reads the KV cache scales that are stored under the first of `names` that exists: one scale, or `heads`
+    /// scales if they differ. Synthetic checkpoints have no KV cache scales.
     ///
-    /// Errors: a scale is not a finite number above 0, or its dtype is not a float.
-    pub(crate) fn scale(&self, names: &[String]) -> Result<Option<f32>, ModelLoadError> {
+    /// Errors: a scale is not a finite number above 0, their dtype is not a float, or their number is neither 1
+    /// nor `heads`.
+    pub(crate) fn head_scales(
+        &self,
+        names: &[String],
+        heads: usize,
+    ) -> Result<Option<Vec<f32>>, ModelLoadError> {
         let Self::Files { checkpoint, .. } = self else { return Ok(None) };
         let mut stored = names.iter().filter_map(|name| Some((name, checkpoint.get(name)?)));
-        stored.next().map(|(name, stored)| stored_scale(checkpoint, name, stored)).transpose()
+        let Some((name, stored)) = stored.next() else { return Ok(None) };
+        stored_head_scales(checkpoint, name, stored, heads).map(Some)
     }
+}
+
+/// Returns the greatest common divisor of two numbers above 0.
+fn greatest_common_divisor(a: usize, b: usize) -> usize {
+    if a.is_multiple_of(b) { b } else { greatest_common_divisor(b, a % b) }
 }
 
 /// Error for a weight that the checkpoint does not store.
@@ -308,9 +317,49 @@ impl HostWeightShard<'_> {
         Ok(matrix.row_range(rows.start, rows.len()).column_range(cols.start, cols.len()))
     }
 
+    /// Multiplies the columns of the weight by `factors`, each of which belongs to an equally long range of
+    /// columns, by changing the scales.
+    pub(crate) fn scaled(self, factors: &[f32]) -> Self {
+        match factors {
+            [factor] => self.scaled_by(*factor),
+            factors => self.scaled_by_columns(factors),
+        }
+    }
+
+    /// Multiplies the columns of the weight by `factors`. Static activation scales become dynamic, because one
+    /// scale cannot be divided by several factors. If the blocks that share a scale are larger than a range, they
+    /// are divided, in fp8 into blocks of 128 rows and 128 columns if possible.
+    fn scaled_by_columns(mut self, factors: &[f32]) -> Self {
+        const BLOCK: usize = 128;
+        let [rows, cols] = self.full_shape.map(|n| n.max(1));
+        let width = cols / factors.len();
+        let old = self.scales.take();
+        let old = old.unwrap_or(WeightScales { values: vec![1.0], block_shape: [rows, cols] });
+        let [old_rows, old_cols] = old.block_shape;
+        let is_whole = old_rows >= rows && self.dtype == DType::F8E4M3;
+        let block_rows = if is_whole { BLOCK } else { old_rows };
+        let unit = greatest_common_divisor(width, BLOCK);
+        let block_cols =
+            if old_cols >= cols { unit } else { greatest_common_divisor(old_cols, unit) };
+        let stride = cols.div_ceil(old_cols);
+        let value = |row: usize, col: usize| {
+            old.values[row / old_rows * stride + col / old_cols] * factors[col / width]
+        };
+        let values = (0..rows)
+            .step_by(block_rows)
+            .flat_map(|row| (0..cols).step_by(block_cols).map(move |col| [row, col]))
+            .map(|[row, col]| value(row, col))
+            .collect();
+        self.scales = Some(WeightScales { values, block_shape: [block_rows, block_cols] });
+        if matches!(self.activation_scaling, ActivationScaling::Static(_)) {
+            self.activation_scaling = ActivationScaling::default();
+        }
+        self
+    }
+
     /// Multiplies the weight by `factor`, by changing its scales. A static activation scale is divided by
     /// `factor`, because the inputs of the layer are divided by `factor`.
-    pub(crate) fn scaled(mut self, factor: f32) -> Self {
+    fn scaled_by(mut self, factor: f32) -> Self {
         if let ActivationScaling::Static(scale) = &mut self.activation_scaling {
             *scale /= factor;
         }

@@ -8,8 +8,8 @@ use device::{DeviceDriver, DeviceError, FloatElement, MatMut, MatRef};
 use super::CpuMlaArgs;
 use crate::cpu::CpuBackend;
 use crate::{
-    AttentionKeyRange, AttentionMetadata, BatchUpperBounds, KvLayout, KvTileOrder, Linear,
-    PagedAttention, PagedAttentionArgs, QkNormRopeArgs, QkNormRopeKvWrite, RopeCosSin,
+    AttentionKeyRange, AttentionMetadata, BatchUpperBounds, KvCacheScales, KvLayout, KvTileOrder,
+    Linear, PagedAttention, PagedAttentionArgs, QkNormRopeArgs, QkNormRopeKvWrite, RopeCosSin,
 };
 
 /// Maximum size of the temporary KV pool in bytes, which limits how many heads are up-projected at a time. A
@@ -110,7 +110,7 @@ impl CpuBackend {
             slots: MatRef::of(&slots, 1, context)?,
             heads: 0,
             layer: 0,
-            kv_scales: [1.0; 2],
+            kv_scales: KvCacheScales::UNIT,
         };
         let no_queries = MatMut::of::<T>(&mut [], context, 0)?;
         self.run(QkNormRopeKvWrite {

@@ -1,6 +1,6 @@
 //! Tests of loading FP8 checkpoints: quantised weights require scales.
 
-use super::super::source::HostWeightShard;
+use super::super::source::{HostWeightShard, WeightScales};
 use super::*;
 use ops::DType;
 
@@ -150,12 +150,16 @@ fn scales_of_the_cache_are_finite_and_above_zero() {
         folder.edit(|t| drop(t.insert(NAME.into(), (dtype.into(), shape, bytes))));
         let source =
             WeightSource::open(folder.path(), &folder.config, &tensors(&folder.config)).unwrap();
-        source.scale(&[NAME.to_owned()]).map_err(|error| error.to_string())
+        source.head_scales(&[NAME.to_owned()], 3).map_err(|error| error.to_string())
     };
     let read = |dtype: &str, bytes: Vec<u8>| read_shape(dtype, vec![], bytes);
-    let per_head = [0.5f32, 2.0, 1.0].into_iter().flat_map(f32::to_le_bytes).collect();
-    assert_eq!(read_shape("F32", vec![3], per_head), Ok(Some(2.0)));
-    assert_eq!(read("F32", 0.5f32.to_le_bytes().to_vec()), Ok(Some(0.5)));
+    let bytes = |scales: &[f32]| scales.iter().flat_map(|scale| scale.to_le_bytes()).collect();
+    let per_head = vec![0.5, 2.0, 1.0];
+    assert_eq!(read_shape("F32", vec![3, 1, 1], bytes(&per_head)), Ok(Some(per_head)));
+    assert_eq!(read_shape("F32", vec![3], bytes(&[0.5; 3])), Ok(Some(vec![0.5])));
+    assert_eq!(read("F32", bytes(&[0.5])), Ok(Some(vec![0.5])));
+    let error = read_shape("F32", vec![2], bytes(&[0.5, 2.0])).unwrap_err();
+    assert!(error.contains("2 scales") && error.contains("3 KV heads"), "{error}");
     for wrong in [0.0, -1.0, f32::NAN, f32::INFINITY] {
         let error = read("F32", wrong.to_le_bytes().to_vec()).unwrap_err();
         assert!(error.contains(NAME) && error.contains("finite number"), "{error}");
@@ -177,9 +181,48 @@ fn scaled_weights_divide_their_static_scale() {
         scales: None,
         activation_scaling: ActivationScaling::Static(0.5),
     };
-    let scaled = shard.scaled(0.25);
+    let scaled = shard.scaled(&[0.25]);
     let matrix = scaled.matrix().unwrap();
     let mut value = [0.0];
     matrix.read_row(0, &mut value);
     assert_eq!((value, scaled.activation_scaling), ([0.25], ActivationScaling::Static(2.0)));
+}
+
+/// Each head has its value scale: the columns of its channels are multiplied by it, whatever blocks share a
+/// scale in the file.
+#[test]
+fn columns_are_scaled_by_the_value_scale_of_their_head() {
+    let factors = [0.5, 4.0];
+    let [rows, cols] = [256, 512];
+    let column = |col: usize| factors[col / 256];
+    for (block_shape, blocks) in
+        [(None, [128, 128]), (Some([128, 128]), [128, 128]), (Some([1, 512]), [1, 128])]
+    {
+        let scale = |row: usize, col: usize| {
+            block_shape.map_or(1.0, |[r, c]: [usize; 2]| (1 + row / r + 3 * (col / c)) as f32)
+        };
+        let values = |[r, c]: [usize; 2]| -> Vec<f32> {
+            let places = (0..rows).step_by(r);
+            places.flat_map(|row| (0..cols).step_by(c).map(move |col| scale(row, col))).collect()
+        };
+        let shard = HostWeightShard {
+            bytes: vec![0x38; rows * cols].into(), // 1 in FP8 e4m3
+            dtype: DType::F8E4M3,
+            full_shape: [rows, cols],
+            slice: WeightSlice { rows: 0..rows, cols: 128..512, padding: 0 },
+            scales: block_shape
+                .map(|shape| WeightScales { values: values(shape), block_shape: shape }),
+            activation_scaling: ActivationScaling::Static(0.5),
+        };
+        let scaled = shard.scaled(&factors);
+        assert_eq!(scaled.activation_scaling, ActivationScaling::default());
+        let matrix = scaled.matrix().unwrap();
+        assert_eq!(matrix.scales().unwrap().block_shape(), blocks);
+        let mut found = vec![0.0; 384];
+        for row in [0, 127, 128, 255] {
+            matrix.read_row(row, &mut found);
+            let expected: Vec<f32> = (128..512).map(|col| scale(row, col) * column(col)).collect();
+            assert_eq!(found, expected, "row {row} of {block_shape:?}");
+        }
+    }
 }
