@@ -12,7 +12,7 @@ use std::path::Path;
 use protocol::Token;
 use serde_json::Value;
 
-use super::added_tokens::{AddedTokenMatcher, append_ids, pre_token_starts};
+use super::added_tokens::{AddedTokenMatcher, IdentifiedAddedToken, append_ids, pre_token_starts};
 use super::declared_tokens::DeclaredSpecialTokens;
 use super::detokenizer::{DetokenizeOptions, DetokenizerState};
 use super::error::{TextError, TextLoadError};
@@ -21,7 +21,7 @@ use super::post_processor::PostProcessorTokens;
 use super::template::RenderedChat;
 use super::text_memory::{TEXT_MEMORY_DEFAULT, TextMemoryBudget, TextMemoryPermit};
 use super::token_count_bound::TokenCountBound;
-use super::token_table::{TokenKind, TokenTable};
+use super::token_table::{TokenKind, TokenTable, VocabularyString};
 use super::tokenizer_files::TokenizerDefinition;
 use super::tokenizer_windows::{WINDOW_BYTES, WindowBoundaryRules};
 
@@ -93,7 +93,7 @@ impl Tokenizer {
         check_added_ids(&json, &inner).map_err(invalid)?;
         let tokens = tokens_by_id(&inner).map_err(invalid)?;
         let token_table = TokenTable::new(&tokens, &json["decoder"]).map_err(invalid)?;
-        let added_token_list: Vec<_> = inner.get_added_tokens_decoder().into_iter().collect();
+        let added_token_list = IdentifiedAddedToken::list(&inner);
         let length_bound = TokenCountBound::new(&json, &tokens, &added_token_list, &token_table);
         let windows = WindowBoundaryRules::new(&json, &added_token_list);
         let post_processor =
@@ -429,7 +429,7 @@ fn check_added_ids(json: &Value, inner: &tokenizers::Tokenizer) -> Result<(), St
 }
 
 /// Returns, for each id, the token's string in `tokenizer.json` and whether the token is special.
-fn tokens_by_id(inner: &tokenizers::Tokenizer) -> Result<Vec<Option<(String, bool)>>, String> {
+fn tokens_by_id(inner: &tokenizers::Tokenizer) -> Result<Vec<Option<VocabularyString>>, String> {
     let vocabulary = inner.get_vocab(true);
     let size = vocabulary.values().max().map_or(0, |&id| id as usize + 1);
     if size > VOCABULARY_MAX {
@@ -438,11 +438,11 @@ fn tokens_by_id(inner: &tokenizers::Tokenizer) -> Result<Vec<Option<(String, boo
     let added = inner.get_added_tokens_decoder();
     let mut tokens = vec![None; size];
     for (text, id) in vocabulary {
-        tokens[id as usize] = Some((text, false));
+        tokens[id as usize] = Some(VocabularyString { text, is_special: false });
     }
     for (id, token) in added {
         if let Some(slot) = tokens.get_mut(id as usize) {
-            *slot = Some((token.content, token.special));
+            *slot = Some(VocabularyString { text: token.content, is_special: token.special });
         }
     }
     Ok(tokens)

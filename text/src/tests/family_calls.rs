@@ -111,6 +111,10 @@ fn calls_between_function_calls_tags() {
         let text = format!("See. <function_calls>{calls}</function_calls> Done.");
         check(ToolCallSyntax::Olmo3, &text, &both);
     }
+}
+
+#[test]
+fn function_calls_tags_without_calls_are_content() {
     for text in [
         "<function_calls></function_calls>",
         "<function_calls>unknown()</function_calls>",
@@ -236,6 +240,10 @@ fn pythonic_tool_calls() {
     check(ToolCallSyntax::Pythonic, text, &both);
     let text = format!("<|python_start|>{text}<|python_end|>");
     check(ToolCallSyntax::Pythonic, &text, &both);
+}
+
+#[test]
+fn invalid_pythonic_calls_are_content() {
     check(
         ToolCallSyntax::Pythonic,
         "[1] see [time()]",
@@ -313,23 +321,26 @@ fn tool_calls_in_a_json_array() {
     );
 }
 
+/// Parses an output with the reasoning parser `name`; returns its text with the reasoning in parentheses.
+fn mark_reasoning(name: &str, prompt: &str, output: &str) -> String {
+    let (_, family) = ReasoningFamily::NAMES.iter().find(|(known, _)| *known == name).unwrap();
+    let start = family.start_after_prompt(prompt);
+    let options = ReasoningParserOptions { family: *family, start };
+    let (mut parser, mut pieces) =
+        (OutputParser::new(Some(options), None), OutputPieces::default());
+    parser.push(output, &mut pieces);
+    parser.finish(&mut pieces);
+    let text = |piece: OutputPiece<'_>| match piece {
+        OutputPiece::Reasoning(text) => format!("({text})"),
+        OutputPiece::Content(text) => text.to_owned(),
+        other => panic!("{other:?}"),
+    };
+    pieces.iter().map(text).collect()
+}
+
 #[test]
 fn reasoning_markers_depend_on_the_family() {
-    let of = |name: &str, prompt: &str, output: &str| {
-        let (_, family) = ReasoningFamily::NAMES.iter().find(|(known, _)| *known == name).unwrap();
-        let start = family.start_after_prompt(prompt);
-        let options = ReasoningParserOptions { family: *family, start };
-        let (mut parser, mut pieces) =
-            (OutputParser::new(Some(options), None), OutputPieces::default());
-        parser.push(output, &mut pieces);
-        parser.finish(&mut pieces);
-        let text = |piece: OutputPiece<'_>| match piece {
-            OutputPiece::Reasoning(text) => format!("({text})"),
-            OutputPiece::Content(text) => text.to_owned(),
-            other => panic!("{other:?}"),
-        };
-        pieces.iter().map(text).collect::<String>()
-    };
+    let of = mark_reasoning;
     assert_eq!(of("seed_oss", "", "<seed:think>a</seed:think>b"), "(a)b");
     assert_eq!(of("mistral", "", "[THINK]a[/THINK]b"), "(a)b");
     assert_eq!(of("mistral", "", "b [THINK]"), "b [THINK]");

@@ -141,6 +141,10 @@ fn qwen3_coder_tool_calls() {
         end 1
     "#]],
     );
+}
+
+#[test]
+fn json_in_qwen3_coder_tags_is_content() {
     check(
         ToolCallSyntax::Qwen3Coder,
         "<tool_call>\n{\"name\": 1}</tool_call>",
@@ -244,7 +248,10 @@ fn reasoning_is_split_from_content() {
     assert_eq!(of(ReasoningStart::Inside, "hm </thi"), "reasoning \"hm </thi\"\n");
     let call = "reasoning \"go \"\ncall 0 time\n  0 {}\nend 0\n";
     assert_eq!(of(ReasoningStart::Inside, "go <tool_call>{\"name\": \"time\"}</tool_call>"), call);
+}
 
+#[test]
+fn reasoning_start_depends_on_the_preceding_text() {
     assert_eq!(
         ReasoningFamily::Qwen3.start_after_prompt("assistant\n<think>\n"),
         ReasoningStart::Inside

@@ -231,13 +231,19 @@ impl GemmaSchemaConverter<'_, '_> {
         Ok(alternatives)
     }
 
-    fn list(&mut self, schema: &Value) -> Result<Option<String>, CallGrammarError> {
+    /// Rejects keywords for lists that the grammar cannot enforce.
+    fn check_list_keywords(&self, schema: &Value) -> Result<(), CallGrammarError> {
         if let Some(keyword) = UNSUPPORTED.iter().find(|keyword| schema.get(**keyword).is_some()) {
             return Err(self.unsupported(keyword));
         }
         if schema.get("uniqueItems").is_some_and(|unique| *unique != false) {
             return Err(self.unsupported("uniqueItems"));
         }
+        Ok(())
+    }
+
+    fn list(&mut self, schema: &Value) -> Result<Option<String>, CallGrammarError> {
+        self.check_list_keywords(schema)?;
         let min = schema["minItems"].as_f64().unwrap_or(0.0) as usize;
         let mut max = schema["maxItems"].as_f64().map(|max| max as usize);
         let prefix = schema["prefixItems"].as_array().cloned().unwrap_or_default();
