@@ -404,6 +404,12 @@ pub(super) struct MaskWorkerHarness {
 impl MaskWorkerHarness {
     pub(super) const WAIT: Duration = Duration::from_secs(20);
 
+    /// Checks that the next event is the end of the masks of `request`.
+    fn expect_done(&self, request: RequestId) {
+        let event = self.mask_events.recv_timeout(Self::WAIT);
+        assert_eq!(event, Ok((request, MaskEvent::Done)));
+    }
+
     pub(super) fn new() -> Self {
         let (events_tx, mask_events) = channel();
         let listener = move |request, event| events_tx.send((request, event)).unwrap_or_default();
@@ -462,25 +468,15 @@ fn thinking_budget_masks_only_once_spent() {
     assert_eq!(harness.allowed(spent).as_deref(), Some("!"));
     harness.commit_text(spent, "!");
     assert_eq!(harness.allowed(spent), None, "planned before the event");
-    assert_eq!(
-        harness.mask_events.recv_timeout(MaskWorkerHarness::WAIT),
-        Ok((spent, MaskEvent::Done))
-    );
+    harness.expect_done(spent);
     harness.commit_text(spent, "after");
     assert_eq!(harness.allowed(spent), None);
 
     harness.commit_text(early, &("aa!".to_owned() + &"b".repeat(70)));
-    assert_eq!(
-        harness.mask_events.recv_timeout(MaskWorkerHarness::WAIT),
-        Ok((early, MaskEvent::Done)),
-        "without any mask"
-    );
+    harness.expect_done(early); // Without any mask.
     harness.commit_text(late, &("a".repeat(99) + "!"));
     assert_eq!(harness.allowed(late), None);
-    assert_eq!(
-        harness.mask_events.recv_timeout(MaskWorkerHarness::WAIT),
-        Ok((late, MaskEvent::Done))
-    );
+    harness.expect_done(late);
     assert!(harness.mask_events.try_recv().is_err(), "no other event");
 }
 

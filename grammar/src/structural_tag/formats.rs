@@ -48,16 +48,10 @@ impl TagGrammarWriter {
         let _ = writeln!(self.rules, "{name}: {body}");
     }
 
-    /// Writes the Lark expression of a format that is followed by one of the texts `ends`.
+    /// Counts a format at depth `depth`.
     ///
-    /// Errors: the path of an invalid value, or of a format that cannot be enforced.
-    pub(super) fn closed(
-        &mut self,
-        format: &Value,
-        path: &str,
-        ends: &EndTexts,
-        depth: usize,
-    ) -> Result<LarkExpression, StructuralTagError> {
+    /// Errors: the structural tag is too large.
+    fn count_format(&mut self, path: &str, depth: usize) -> Result<(), StructuralTagError> {
         self.formats += 1;
         if depth > DEPTH_MAX || self.formats > FORMATS_MAX {
             let message = format!(
@@ -68,6 +62,20 @@ impl TagGrammarWriter {
         if self.rules.len() > TEXT_BYTES_MAX {
             return Err(StructuralTagError::too_long(path));
         }
+        Ok(())
+    }
+
+    /// Writes the Lark expression of a format that is followed by one of the texts `ends`.
+    ///
+    /// Errors: the path of an invalid value, or of a format that cannot be enforced.
+    pub(super) fn closed(
+        &mut self,
+        format: &Value,
+        path: &str,
+        ends: &EndTexts,
+        depth: usize,
+    ) -> Result<LarkExpression, StructuralTagError> {
+        self.count_format(path, depth)?;
         let mut fields = FormatFields::of(format, path)?;
         let depth = depth + 1;
         let expression = match fields.text("type")? {
