@@ -137,17 +137,13 @@ impl KvCache {
         let first_state = groups.len() as u8;
         let windowed = groups.iter().filter(|group| group.is_window()).count() as u32;
         let group_counts = TableEntries { kept: groups.len() as u32 - windowed, windowed };
+        let slots = config.state_slots;
+        let states = StateCache::new(state_groups, first_state, slots, block_tokens, secret);
         Ok(Self {
             pool: BlockPool::new(blocks),
             groups,
             group_counts,
-            states: StateCache::new(
-                state_groups,
-                first_state,
-                config.state_slots,
-                block_tokens,
-                secret,
-            ),
+            states,
             block_metadata: (0..blocks).map(|_| None).collect(),
             cached_tokens: vec![0; blocks as usize * block_tokens as usize],
             block_tokens,
@@ -488,24 +484,26 @@ impl KvCache {
         match prefix_index.get(key.hash) {
             Some(found) if found == allocated => PrefixCacheInsertOutcome::Stored,
             Some(found) if self.matches_block(found, index, content) => {
-                self.pool.pin(found);
-                self.release(allocated, EvictionOrder::Last);
-                if let Some(sampler) = &mut self.lifetime_sampler {
-                    sampler.on_used(found);
-                }
                 table.blocks[index as usize] = BlockId(found);
+                self.deduplicate(allocated, found);
                 PrefixCacheInsertOutcome::Deduplicated
             }
             Some(_) => PrefixCacheInsertOutcome::Rejected,
             None => {
-                self.insert_in_index(
-                    allocated,
-                    BlockIdentity { group, key, parent, extra: content.extra_keys.cloned() },
-                    index,
-                    content,
-                );
+                let extra = content.extra_keys.cloned();
+                let identity = BlockIdentity { group, key, parent, extra };
+                self.insert_in_index(allocated, identity, index, content);
                 PrefixCacheInsertOutcome::Stored
             }
+        }
+    }
+
+    /// Replaces a reference to the block `allocated` by one to the indexed block `found` with equal content.
+    fn deduplicate(&mut self, allocated: u32, found: u32) {
+        self.pool.pin(found);
+        self.release(allocated, EvictionOrder::Last);
+        if let Some(sampler) = &mut self.lifetime_sampler {
+            sampler.on_used(found);
         }
     }
 

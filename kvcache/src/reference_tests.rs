@@ -102,6 +102,14 @@ impl ReferenceCache {
     }
 }
 
+impl ReferenceCache {
+    /// Replaces a reference to `block` by one to `indexed`.
+    fn replace(&mut self, block: u32, indexed: u32) {
+        self.pin(indexed);
+        self.release(block);
+    }
+}
+
 /// Computes the expected lifetime of a block from its allocation time (first entry) and its use times.
 fn expected_lifetime(times: &[u64], now_ms: u64) -> BlockLifetime {
     let uses = &times[1..];
@@ -199,14 +207,9 @@ impl CacheComparison {
         self.compare();
     }
 
-    fn start(&mut self, tokens: Vec<Token>, salted: bool) {
-        let extra = ExtraKeys::salted(salted.then(|| "tenant".to_owned()));
-        let mut keys = Vec::new();
-        self.config.block_hasher().extend_keys(&mut keys, &tokens, extra.as_deref());
-        let (tables, publishing) = (BlockTables::default(), true);
-        let mut holder = ReferenceRequest { tokens, keys, extra, tables, published: 0, publishing };
-        let mut found = Vec::new();
-        let hit = self.kv.match_prefix(holder.content(), &mut found);
+    /// Compares a prefix hit of `holder` with the reference: the blocks `found`, the number of hit blocks and
+    /// the number of evictable blocks among them.
+    fn check_hit(&self, holder: &ReferenceRequest, found: &[BlockId], blocks: u32, evictable: u32) {
         for (i, &BlockId(block)) in found.iter().enumerate() {
             let expected = self.reference.indexed.get(&holder.prefix(i as u32 + 1));
             assert_eq!(expected, Some(&block), "a hit block has another prefix");
@@ -215,10 +218,21 @@ impl CacheComparison {
         let is_indexed =
             |&blocks: &u32| self.reference.indexed.contains_key(&holder.prefix(blocks));
         if self.exact {
-            assert_eq!(hit.blocks, (1..=blocks_max).take_while(is_indexed).count() as u32);
+            assert_eq!(blocks, (1..=blocks_max).take_while(is_indexed).count() as u32);
         }
         let idle = found.iter().filter(|block| self.reference.cached.contains(&block.0)).count();
-        assert_eq!(hit.evictable, idle as u32);
+        assert_eq!(evictable, idle as u32);
+    }
+
+    fn start(&mut self, tokens: Vec<Token>, salted: bool) {
+        let extra = ExtraKeys::salted(salted.then(|| "tenant".to_owned()));
+        let mut keys = Vec::new();
+        self.config.block_hasher().extend_keys(&mut keys, &tokens, extra.as_deref());
+        let (tables, publishing) = (BlockTables::default(), true);
+        let mut holder = ReferenceRequest { tokens, keys, extra, tables, published: 0, publishing };
+        let mut found = Vec::new();
+        let hit = self.kv.match_prefix(holder.content(), &mut found);
+        self.check_hit(&holder, &found, hit.blocks, hit.evictable);
         let blocks = self.kv.blocks_for(holder.tokens.len() as u32);
         if blocks - hit.blocks + hit.evictable > self.kv.available_blocks() {
             return;
@@ -249,11 +263,8 @@ impl CacheComparison {
             let parent = holder.tables.group(0).blocks()[index as usize - 1].0;
             self.reference.indexed.values().any(|&block| block == parent)
         };
-        let content = SequenceContent {
-            tokens: &holder.tokens,
-            block_keys: &holder.keys,
-            extra_keys: holder.extra.as_ref(),
-        };
+        let (tokens, block_keys) = (&holder.tokens, &holder.keys);
+        let content = SequenceContent { tokens, block_keys, extra_keys: holder.extra.as_ref() };
         let outcome = self.kv.publish(&mut holder.tables, 0, index, content);
         let indexed = self.reference.indexed.get(&prefix).copied();
         match outcome {
@@ -264,8 +275,7 @@ impl CacheComparison {
             PrefixCacheInsertOutcome::Deduplicated => {
                 let indexed = indexed.expect("only an equal block is deduplicated");
                 assert_eq!(holder.tables.group(0).blocks()[index as usize].0, indexed);
-                self.reference.pin(indexed);
-                self.reference.release(block);
+                self.reference.replace(block, indexed);
             }
             PrefixCacheInsertOutcome::Rejected => {
                 assert!(!parent_is_indexed || !self.exact, "rejected without a reason");
@@ -366,6 +376,11 @@ fn check(ops: &[&str], expected: &Expect) {
             verb => panic!("unknown verb {verb}"),
         }
     }
+    expected.assert_eq(show(&kv, &tables).trim());
+}
+
+/// Returns the blocks of each table in `tables`, the free count and the cached blocks as text.
+fn show(kv: &KvCache, tables: &BTreeMap<char, BlockTables>) -> String {
     let references = tables.iter().flat_map(|(name, table)| {
         let blocks = table.iter().flat_map(BlockTable::held);
         blocks.map(move |block| format!("{name}={}", block.0))
@@ -373,8 +388,7 @@ fn check(ops: &[&str], expected: &Expect) {
     let references: Vec<String> = references.collect();
     let cached: Vec<String> = kv.evictable_blocks().map(|block| block.0.to_string()).collect();
     let free = kv.counts().free;
-    let text = format!("{} | free {free} | cached {}", references.join(" "), cached.join(" "));
-    expected.assert_eq(text.trim());
+    format!("{} | free {free} | cached {}", references.join(" "), cached.join(" "))
 }
 
 #[test]
