@@ -219,6 +219,19 @@ pub fn resolve(
     if Path::new(model).is_dir() {
         return Ok(PathBuf::from(model));
     }
+    check_hub_id(model)?;
+    let fetched = HubRepository::new(model, revision, HubOptions::new(environment, download_dir)?)?
+        .fetch(file_set);
+    match fetched {
+        Err(reason) if !model.contains('/') && reason.is_about_id() => {
+            Err(HubError::OwnerMissing { name: model.to_owned(), reason: Box::new(reason) })
+        }
+        fetched => fetched,
+    }
+}
+
+/// Checks that `model`, which is not a folder, is a hub id.
+fn check_hub_id(model: &str) -> Result<(), HubError> {
     if Path::new(model).is_file() {
         return Err(HubError::NotAFolder(model.to_owned()));
     }
@@ -233,14 +246,7 @@ pub fn resolve(
     if !model.split('/').all(is_plain) || Path::new(model).exists() {
         return Err(HubError::InvalidId(model.to_owned()));
     }
-    let fetched = HubRepository::new(model, revision, HubOptions::new(environment, download_dir)?)?
-        .fetch(file_set);
-    match fetched {
-        Err(reason) if !model.contains('/') && reason.is_about_id() => {
-            Err(HubError::OwnerMissing { name: model.to_owned(), reason: Box::new(reason) })
-        }
-        fetched => fetched,
-    }
+    Ok(())
 }
 
 /// A model repository of the hub at one revision.
@@ -378,6 +384,18 @@ impl HubRepository {
         })
     }
 
+    /// Returns the error to report for a transfer that is not retried.
+    fn last_error(&self, what: &str, error: &ApiError) -> HubError {
+        match (what, status(error)) {
+            (FILE_LIST, None) => HubError::Unreachable {
+                id: self.id.clone(),
+                endpoint: self.options.endpoint.clone(),
+                reason: error.to_string(),
+            },
+            _ => self.transfer_error(what, error),
+        }
+    }
+
     /// Runs `work` until it succeeds, fails with a permanent error, or has failed `ATTEMPTS_MAX` times.
     fn with_retries<T>(
         &self,
@@ -397,14 +415,7 @@ impl HubRepository {
             let is_unlikely =
                 what == FILE_LIST && status(&error).is_none() && !self.id.contains('/');
             if attempt == ATTEMPTS_MAX || is_unlikely {
-                return Err(match (what, status(&error)) {
-                    (FILE_LIST, None) => HubError::Unreachable {
-                        id: self.id.clone(),
-                        endpoint: self.options.endpoint.clone(),
-                        reason: error.to_string(),
-                    },
-                    _ => self.transfer_error(what, &error),
-                });
+                return Err(self.last_error(what, &error));
             }
             tracing::warn!("{}: {what}: {error}; retrying", self.id);
             std::thread::sleep(Duration::from_millis(250 << attempt));

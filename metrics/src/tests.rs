@@ -58,8 +58,8 @@ fn all_series_exist_before_the_first_request() {
     assert!(page.contains("# TYPE vllm:iteration_tokens_total histogram"));
 }
 
-#[test]
-fn request_phases_are_each_observed_once() {
+/// Returns the page after a request with two choices, of which the first one was admitted.
+fn page_of_two_choices() -> String {
     let metrics = metrics();
     let arrived = Instant::now().checked_sub(Duration::from_secs(1)).unwrap();
     let mut choices: Vec<_> = RequestTimes::of_choices(2, arrived, 10, 64).collect();
@@ -72,7 +72,12 @@ fn request_phases_are_each_observed_once() {
     let last = TokenEvent { preemptions: 2, ..event(2, Some(FinishReason::Length)) };
     round.event(&mut choices[0], &last);
     drop(round);
-    let page = metrics.render(&[]).unwrap();
+    metrics.render(&[]).unwrap()
+}
+
+#[test]
+fn request_phases_are_each_observed_once() {
+    let page = page_of_two_choices();
     let (requests, latency) = count(&page, "vllm:e2e_request_latency_seconds");
     assert_eq!(requests, 2.0);
     assert!((2.0..4.0).contains(&latency), "{latency}");
@@ -207,26 +212,41 @@ fn failure_causes_and_sequences_are_per_replica() {
     assert_eq!(events(&page, "published_total", 0), first + second);
 }
 
+/// Configuration of two replicas of two ranks each.
+fn two_replicas() -> MetricsConfig {
+    MetricsConfig { replicas: 2, tp_size: 2, ..MetricsConfig::new("m", 64) }
+}
+
+/// Records a request, a step and a failure of replica 1; returns the page.
+fn page_of_second_replica(metrics: &ServerMetrics) -> String {
+    let mut times = RequestTimes::of_choices(1, Instant::now(), 1, 1).next().unwrap();
+    let first_run = Some(FirstAdmission { replica: Replica(1), cached_tokens: 0, queued_ms: 0 });
+    let last = TokenEvent { first_admission: first_run, ..event(1, Some(FinishReason::Length)) };
+    metrics.requests.delivery_round().event(&mut times, &last);
+    metrics.steps.step_sent(Replica(1), &StepTimingRecord::default());
+    metrics.steps.set_throughput(Replica(1), 2.5);
+    metrics.executors.straggler(Rank(3));
+    metrics.executors.executors_failed(Replica(1), ExecutorFailure::StepTimeout);
+    metrics.kv_events[1].batches.store(7, Ordering::Relaxed);
+    let ready = SchedulerStats { executors_ready: true, ..stats(1, 1) };
+    metrics.render(&[ready, stats(1, 1)]).unwrap()
+}
+
+#[test]
+fn aggregated_series_have_no_replica() {
+    let config = MetricsConfig { aggregate: true, ..two_replicas() };
+    let page = page_of_second_replica(&ServerMetrics::new(&config).unwrap());
+    assert!(!page.contains(r#"engine="1""#));
+    let success =
+        r#"vllm:request_success_total{engine="0",finished_reason="length",model_name="m"}"#;
+    assert_eq!(value(&page, success), 1.0);
+    assert_eq!(value(&page, r#"hadron:late_rank_total{engine="0",model_name="m",rank="3"}"#), 1.0);
+}
+
 #[test]
 fn requests_are_counted_on_their_replica() {
-    let config = MetricsConfig { replicas: 2, tp_size: 2, ..MetricsConfig::new("m", 64) };
-    let run = |metrics: &ServerMetrics| {
-        let mut times = RequestTimes::of_choices(1, Instant::now(), 1, 1).next().unwrap();
-        let first_run =
-            Some(FirstAdmission { replica: Replica(1), cached_tokens: 0, queued_ms: 0 });
-        let last =
-            TokenEvent { first_admission: first_run, ..event(1, Some(FinishReason::Length)) };
-        metrics.requests.delivery_round().event(&mut times, &last);
-        metrics.steps.step_sent(Replica(1), &StepTimingRecord::default());
-        metrics.steps.set_throughput(Replica(1), 2.5);
-        metrics.executors.straggler(Rank(3));
-        metrics.executors.executors_failed(Replica(1), ExecutorFailure::StepTimeout);
-        metrics.kv_events[1].batches.store(7, Ordering::Relaxed);
-        let ready = SchedulerStats { executors_ready: true, ..stats(1, 1) };
-        metrics.render(&[ready, stats(1, 1)]).unwrap()
-    };
-    let per_replica = ServerMetrics::new(&config).unwrap();
-    let page = run(&per_replica);
+    let per_replica = ServerMetrics::new(&two_replicas()).unwrap();
+    let page = page_of_second_replica(&per_replica);
     for (series, engines) in [
         (
             r#"vllm:request_success_total{engine="E",finished_reason="length",model_name="m"}"#,
@@ -251,12 +271,6 @@ fn requests_are_counted_on_their_replica() {
         (per_replica.steps.throughput(Replica(0)), per_replica.steps.throughput(Replica(1))),
         (0.0, 2.5)
     );
-    let page = run(&ServerMetrics::new(&MetricsConfig { aggregate: true, ..config }).unwrap());
-    assert!(!page.contains(r#"engine="1""#));
-    let success =
-        r#"vllm:request_success_total{engine="0",finished_reason="length",model_name="m"}"#;
-    assert_eq!(value(&page, success), 1.0);
-    assert_eq!(value(&page, r#"hadron:late_rank_total{engine="0",model_name="m",rank="3"}"#), 1.0);
 }
 
 /// Checks that the committed page of metrics is current. To regenerate it, run `UPDATE_EXPECT=1 cargo test`.
@@ -267,10 +281,13 @@ fn metrics_reference_page_is_current() {
 }
 
 #[test]
+fn dense_model_has_no_expert_series() {
+    assert!(!metrics().render(&[]).unwrap().contains("expert"));
+}
+
+#[test]
 fn expert_tokens_are_counted_per_layer_and_expert() {
     let config = MetricsConfig::new("m", 4_096);
-    let none = ServerMetrics::new(&config).unwrap();
-    assert!(!none.render(&[]).unwrap().contains("expert"), "a dense model has no expert series");
     let metrics =
         ServerMetrics::new(&MetricsConfig { experts: vec![0, 3, 3], replicas: 2, ..config })
             .unwrap();

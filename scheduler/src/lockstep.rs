@@ -228,6 +228,10 @@ mod tests {
             !gate_opens(199, DELAYED_INPUT) && gate_opens(200, DELAYED_INPUT),
             "delayed for the maximum number of steps"
         );
+    }
+
+    #[test]
+    fn prefill_gate_counts_partial_prefills_and_full_steps() {
         let partial = PrefillGateInput { has_partial_prefill: true, ..DELAYED_INPUT };
         assert!(
             !gate_opens(99, partial) && gate_opens(100, partial),
@@ -254,27 +258,28 @@ mod tests {
         );
     }
 
-    /// Builds two replicas; `plans[i]` = (number of decode rows, number of rows) of the plan of replica `i`.
-    fn replicas(plans: [(usize, usize); 2]) -> Vec<ReplicaState> {
+    /// Builds two replicas; `decode_rows[i]` and `rows[i]` are the numbers of decode rows and of all rows in
+    /// the plan of replica `i`.
+    fn replicas(decode_rows: [usize; 2], rows: [usize; 2]) -> Vec<ReplicaState> {
         let group = KvGroup { layers: vec![0], kind: KvKind::Full, bytes_per_block: 1 };
         let spec = KvSpec { block_tokens: 4, groups: vec![group] };
         let config =
             SchedulerConfig::new(SchedulerLimits::cpu(8, 100), KvConfig::new(spec, 8, [1, 2]));
         let row =
             |slot| PlannedRow { slot: SlabSlot(slot), start: 0, len: 1, drafts: 0, new_blocks: 0 };
-        let replica = |(index, (decodes, rows)): (u16, (usize, usize))| {
-            let mut replica = ReplicaState::new(Replica(index), &config).unwrap();
-            replica.plan.decode_rows = decodes;
-            replica.plan.rows = (0..rows as u32).map(row).collect();
+        let replica = |index: usize| {
+            let mut replica = ReplicaState::new(Replica(index as u16), &config).unwrap();
+            replica.plan.decode_rows = decode_rows[index];
+            replica.plan.rows = (0..rows[index] as u32).map(row).collect();
             replica
         };
-        (0..).zip(plans).map(replica).collect()
+        (0..2).map(replica).collect()
     }
 
     #[test]
     fn gate_input_sums_pending_tokens_and_kv_usage() {
         let limits = SchedulerLimits::cpu(8, 100);
-        let mut replicas = replicas([(1, 2), (1, 1)]);
+        let mut replicas = replicas([1, 1], [2, 1]);
         for (replica, (pending, in_use)) in replicas.iter_mut().zip([(1_000, 6), (100, 2)]) {
             replica.plan.pending_prefill_tokens = pending;
             replica.kv.grow(&mut BlockTables::default(), TableEntries::all(in_use));
@@ -293,23 +298,23 @@ mod tests {
 
     #[test]
     fn closed_prefill_gate_keeps_decode_rows() {
-        let rows = |gate: PrefillGate, plans| {
-            let (mut gate, mut replicas) = (gate, replicas(plans));
+        let rows_left = |gate: PrefillGate, decode_rows, rows| {
+            let (mut gate, mut replicas) = (gate, replicas(decode_rows, rows));
             delay_prefill(&mut gate, &mut replicas, &SchedulerLimits::cpu(8, 100));
             (
                 replicas.iter().map(|replica| replica.plan.rows.len()).collect::<Vec<_>>(),
                 gate.delayed_steps,
             )
         };
-        let input = gate_input(&replicas([(1, 2), (1, 1)]), &SchedulerLimits::cpu(8, 100));
+        let input = gate_input(&replicas([1, 1], [2, 1]), &SchedulerLimits::cpu(8, 100));
         assert_eq!((input.ranks, input.ranks_with_prefill, input.decode_rows), (2, 1, 2));
         assert_eq!(input.tokens_per_step, SchedulerLimits::cpu(8, 100).tokens_per_step);
-        let both = gate_input(&replicas([(1, 2), (0, 1)]), &SchedulerLimits::cpu(8, 100));
+        let both = gate_input(&replicas([1, 0], [2, 1]), &SchedulerLimits::cpu(8, 100));
         assert_eq!((both.ranks_with_prefill, both.decode_rows), (2, 1));
         let started = PrefillGate { started: true, ..PrefillGate::default() };
-        assert_eq!(rows(started, [(1, 2), (1, 1)]), (vec![1, 1], 1), "delayed");
-        assert_eq!(rows(PrefillGate::default(), [(1, 2), (1, 1)]), (vec![2, 1], 0), "opens");
-        assert_eq!(rows(started, [(0, 0), (0, 0)]), (vec![0, 0], 0), "no rank has rows");
+        assert_eq!(rows_left(started, [1, 1], [2, 1]), (vec![1, 1], 1), "delayed");
+        assert_eq!(rows_left(PrefillGate::default(), [1, 1], [2, 1]), (vec![2, 1], 0), "opens");
+        assert_eq!(rows_left(started, [0, 0], [0, 0]), (vec![0, 0], 0), "no rank has rows");
     }
 
     #[test]

@@ -163,19 +163,7 @@ pub(crate) fn plan(
         lacks_window_blocks: false,
         plan,
     };
-    if limits.mixed_batches {
-        planner.decode();
-        let non_decoding = std::mem::take(&mut planner.plan.non_decoding);
-        planner.continue_prefills(non_decoding.iter().copied());
-        planner.plan.non_decoding = non_decoding;
-        planner.admit();
-    } else {
-        planner.continue_prefills(0..state.running.len());
-        planner.admit();
-        if planner.plan.rows.is_empty() {
-            planner.decode();
-        }
-    }
+    planner.run_passes();
     planner.plan
 }
 
@@ -199,6 +187,24 @@ struct StepPlanner<'a> {
 }
 
 impl StepPlanner<'_> {
+    /// Runs the passes in their order. Without mixed batches, decode rows are planned only for a step
+    /// without prefill.
+    fn run_passes(&mut self) {
+        if self.limits.mixed_batches {
+            self.decode();
+            let non_decoding = std::mem::take(&mut self.plan.non_decoding);
+            self.continue_prefills(non_decoding.iter().copied());
+            self.plan.non_decoding = non_decoding;
+            self.admit();
+        } else {
+            self.continue_prefills(0..self.state.running.len());
+            self.admit();
+            if self.plan.rows.is_empty() {
+                self.decode();
+            }
+        }
+    }
+
     /// Pass 1: plans one token and its draft tokens for every decoding request.
     fn decode(&mut self) {
         let state = self.state;

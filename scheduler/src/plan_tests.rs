@@ -68,13 +68,18 @@ fn parse_setting(text: &str, name: &str) -> Option<u32> {
     Some(value.parse().expect("a number"))
 }
 
-fn scenario(text: &str) -> PlanScenario {
-    let block_tokens = parse_setting(text, "block=").unwrap_or(4);
+fn parse_limits(text: &str) -> SchedulerLimits {
     let mut limits = SchedulerLimits::cpu(10_000, u32::MAX);
     limits.tokens_per_step = parse_setting(text, "step=").unwrap_or(64);
     limits.tokens_per_chunk = parse_setting(text, "chunk=");
     limits.max_num_seqs = parse_setting(text, "slots=").unwrap_or(16);
     limits.draft_tokens = parse_setting(text, "drafts=").unwrap_or(0) as u8;
+    limits
+}
+
+fn scenario(text: &str) -> PlanScenario {
+    let block_tokens = parse_setting(text, "block=").unwrap_or(4);
+    let limits = parse_limits(text);
     let group = KvGroup { layers: vec![0], kind: KvKind::Full, bytes_per_block: 1 };
     let spec = KvSpec { block_tokens, groups: vec![group] };
     let blocks_in_use: u32 =
@@ -90,8 +95,8 @@ fn scenario(text: &str) -> PlanScenario {
     };
     let config = SchedulerConfig::new(scenario.limits.clone(), config);
     for cached in parse_section(text, "cache") {
-        let mut tables =
-            scenario.fill(&tokens(cached.same_tokens_as, cached.known_len), cached.known_len);
+        let len = cached.known_len;
+        let mut tables = scenario.fill(&tokens(cached.same_tokens_as, len), len);
         scenario.kv.free(&mut tables);
     }
     for (arrival, entry) in parse_section(text, "run").enumerate() {
@@ -100,8 +105,7 @@ fn scenario(text: &str) -> PlanScenario {
     let saved = scenario.kv.available_blocks() - (blocks - blocks_in_use);
     scenario.kv.grow(&mut scenario.parked_blocks, TableEntries::all(saved));
     for (arrival, entry) in parse_section(text, "wait").enumerate() {
-        let request = request(&entry, 100 + arrival as u64, &config);
-        scenario.state.enqueue(request);
+        scenario.state.enqueue(request(&entry, 100 + arrival as u64, &config));
     }
     scenario
 }

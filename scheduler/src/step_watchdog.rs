@@ -188,15 +188,17 @@ impl StepWatchdog {
             };
         }
         progress.overdue = Some((oldest.step, now_ms));
-        // Ranks that have not finished the step are reported once, at the first heartbeat at which the step
-        // is overdue.
+        StragglerReport { stragglers: self.new_stragglers(oldest.step), timeout: None }
+    }
+
+    /// Returns the ranks that have not finished the overdue step `overdue_step`. They are reported once, at
+    /// the first heartbeat at which the step is overdue.
+    fn new_stragglers(&self, overdue_step: StepId) -> Vec<u16> {
         let is_overdue = |progress: &&RankProgress| {
-            progress.overdue.is_some_and(|(step, _)| step == oldest.step)
+            progress.overdue.is_some_and(|(step, _)| step == overdue_step)
         };
         let is_first_report = self.ranks.iter().filter(is_overdue).count() == 1;
-        let ranks =
-            if is_first_report { self.ranks_without(oldest.step).collect() } else { Vec::new() };
-        StragglerReport { stragglers: ranks, timeout: None }
+        if is_first_report { self.ranks_without(overdue_step).collect() } else { Vec::new() }
     }
 
     /// Returns the ranks that have not finished the oldest step in flight.

@@ -66,16 +66,23 @@ pub enum FieldKind {
 }
 
 impl RequestFields {
-    /// Creates the fields from `pairs`; drops fields whose value is null.
-    fn new(path: String, mut pairs: Vec<(String, JsonValue)>) -> Self {
-        pairs.retain(|(_, value)| *value != JsonValue::Null);
-        Self { path, pairs, lookups: None, hints: IgnoredRequestParts::default() }
+    fn empty(path: String) -> Self {
+        let (pairs, hints) = (Vec::new(), IgnoredRequestParts::default());
+        Self { path, pairs, lookups: None, hints }
+    }
+
+    /// Drops fields whose value is null.
+    fn without_null(mut self) -> Self {
+        self.pairs.retain(|(_, value)| *value != JsonValue::Null);
+        self
     }
 
     /// Returns the fields of a request body, which must be an object.
     pub fn of_body(body: JsonValue) -> Result<Self, ApiError> {
         match body {
-            JsonValue::Object(pairs) => Ok(Self::new(String::new(), pairs)),
+            JsonValue::Object(pairs) => {
+                Ok(Self { pairs, ..Self::empty(String::new()) }.without_null())
+            }
             other => {
                 let message = format!("the body must be a JSON object, not {}", other.kind());
                 Err(ApiError::invalid("", message))
@@ -86,7 +93,7 @@ impl RequestFields {
     /// Returns the fields of the object `value`, which is the value of the field `path`.
     pub fn of(path: String, value: JsonValue) -> Result<Self, ApiError> {
         match value {
-            JsonValue::Object(pairs) => Ok(Self::new(path, pairs)),
+            JsonValue::Object(pairs) => Ok(Self { pairs, ..Self::empty(path) }.without_null()),
             other => Err(wrong_type(path, "an object", &other)),
         }
     }

@@ -81,7 +81,14 @@ pub(super) fn normalise(
     let Some(serve) = command.find_subcommand("serve") else {
         return rejected("serve: not in this build");
     };
-    let flags = ServeFlagNames::new(serve);
+    rewrite_serve(&ServeFlagNames::new(serve), &argv)
+}
+
+/// Rewrites the flags of a `serve` command line, and adds the flags of its configuration file.
+fn rewrite_serve(
+    flags: &ServeFlagNames,
+    argv: &[String],
+) -> Result<RewrittenArgv, CommandLineError> {
     let mut notes = Vec::new();
     let command_line_words = flags.rewrite(&argv[2..], &mut notes)?;
     let mut words: Vec<String> = argv[..2].to_vec();

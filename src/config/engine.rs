@@ -300,13 +300,8 @@ impl EngineArgs {
         self.kv_cache_memory_bytes.map_or(default, |size| size.0)
     }
 
-    /// Rejects invalid values of the flags.
-    pub(super) fn check(&self, dtype: DtypeArg) -> Result<(), CommandLineError> {
-        let is_not_bf16 = matches!(dtype, DtypeArg::Float32 | DtypeArg::Float16);
-        if self.kv_cache_dtype == KvCacheDtypeArg::Bf16 && is_not_bf16 {
-            return rejected(BF16_KV_CACHE_MISMATCH);
-        }
-        self.check_graphs()?;
+    /// Rejects counts that are 0.
+    fn check_counts(&self) -> Result<(), CommandLineError> {
         let positive = [
             ("--block-size", self.block_size),
             ("--max-num-seqs", self.max_num_seqs),
@@ -319,6 +314,17 @@ impl EngineArgs {
                 return rejected(format!("{name} 0: at least 1"));
             }
         }
+        Ok(())
+    }
+
+    /// Rejects invalid values of the flags.
+    pub(super) fn check(&self, dtype: DtypeArg) -> Result<(), CommandLineError> {
+        let is_not_bf16 = matches!(dtype, DtypeArg::Float32 | DtypeArg::Float16);
+        if self.kv_cache_dtype == KvCacheDtypeArg::Bf16 && is_not_bf16 {
+            return rejected(BF16_KV_CACHE_MISMATCH);
+        }
+        self.check_graphs()?;
+        self.check_counts()?;
         if !self.block_size.is_multiple_of(2) {
             return rejected(format!("--block-size {}: an even number of tokens", self.block_size));
         }
@@ -375,8 +381,8 @@ impl ParallelArgs {
         u32::from(self.tensor_parallel_size) * u32::from(self.data_parallel_size)
     }
 
-    /// Applies `--ep-size` and `--enable-dp-attention` to the other flags, and rejects invalid values.
-    pub(super) fn resolve(&mut self) -> Result<(), CommandLineError> {
+    /// Rejects invalid values of `--tensor-parallel-size` and `--data-parallel-size`.
+    fn check_parallel_sizes(&self) -> Result<(), CommandLineError> {
         let (tp, dp, world) =
             (self.tensor_parallel_size, self.data_parallel_size, self.world_size());
         for (name, size) in [("--tensor-parallel-size", tp), ("--data-parallel-size", dp)] {
@@ -396,6 +402,13 @@ impl ParallelArgs {
                  {world} executors would each be a replica; use --data-parallel-size only"
             ));
         }
+        Ok(())
+    }
+
+    /// Applies `--ep-size` and `--enable-dp-attention` to the other flags, and rejects invalid values.
+    pub(super) fn resolve(&mut self) -> Result<(), CommandLineError> {
+        self.check_parallel_sizes()?;
+        let world = self.world_size();
         if let Some(size) = self.ep_size {
             if size != world {
                 return rejected(format!(

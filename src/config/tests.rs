@@ -63,6 +63,10 @@ fn aliases_of_three_engines_are_equivalent() {
         };
         assert!(right, "{line}");
     }
+}
+
+#[test]
+fn flag_values_are_parsed() {
     let args = serve("M --cuda-graph-bs 1 2,4 --device-ids=3");
     assert_eq!(
         (args.engine.cudagraph_capture_sizes, args.engine.device_ids),
@@ -355,6 +359,10 @@ fn a_device_may_be_named_with_its_libraries() {
     );
     assert_eq!(error("serve M --device-libraries ,x").0, 2);
     assert_eq!(error("serve M --device-libraries a,b,c,wide").0, 2);
+}
+
+#[test]
+fn internal_commands_are_parsed_but_not_documented() {
     let CliCommand::Executor(args) = run("executor --rank 1 --epoch 4").unwrap().command else {
         panic!("not executor")
     };
@@ -412,7 +420,6 @@ fn command_line_overrides_config_file() {
     assert_eq!(args.model.served_model_name, ["c"]);
     assert!(!args.engine.enable_prefix_caching);
     assert_eq!(args.model.config_overrides()["rope_theta"], 1.0);
-
     std::fs::write(&path, "served-model-name = [\"a\", \"b\"]").unwrap();
     let args = serve(&format!("--config {}", path.display()));
     assert_eq!(
@@ -420,7 +427,12 @@ fn command_line_overrides_config_file() {
         ["a", "b"],
         "names from the file apply to the demo model"
     );
+}
 
+#[test]
+fn invalid_config_files_are_rejected() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("serve.toml");
     for (text, reason) in [
         ("nope = 1", "nope"),
         ("max-num-seq = 1", "did you mean max-num-seqs?"),

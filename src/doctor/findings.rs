@@ -148,23 +148,27 @@ fn slow_gpus(list: &mut FindingList, vendor: &GpuVendorReport) {
     }
 }
 
+/// Returns the indices of the GPUs to which `gpu` has no peer access, as text.
+fn missing_peers(vendor: &GpuVendorReport, gpu: &GpuReport) -> String {
+    let missing: Vec<String> = vendor
+        .devices
+        .iter()
+        .filter(|peer| peer.index != gpu.index && !gpu.peers.contains(&peer.index))
+        .map(|peer| peer.index.to_string())
+        .collect();
+    missing.join(", ")
+}
+
 fn slow_gpu(list: &mut FindingList, vendor: &GpuVendorReport, gpu: &GpuReport) {
     let GpuReport { index, arch, .. } = gpu;
     if !ARCHITECTURES.contains(&arch.as_str()) {
         let what = format!("GPU {index}: no kernel was ever compiled for {arch}.");
         list.warn(what, "see docs/quickstart.md for supported GPUs");
     }
-    let peers = vendor.devices.len() - 1;
-    if gpu.peers.len() < peers {
-        let missing: Vec<String> = vendor
-            .devices
-            .iter()
-            .filter(|peer| peer.index != *index && !gpu.peers.contains(&peer.index))
-            .map(|peer| peer.index.to_string())
-            .collect();
+    if gpu.peers.len() < vendor.devices.len() - 1 {
         let what = format!(
             "GPU {index} has no peer access to GPU {}: all-reduces between them go through the host.",
-            missing.join(", ")
+            missing_peers(vendor, gpu)
         );
         list.warn(what, "check xGMI or NVLink, and that IOMMU or ACS do not block peer access");
     }
@@ -241,6 +245,21 @@ mod tests {
         }
     }
 
+    fn host() -> HostReport {
+        HostReport {
+            kernel: None,
+            cpu: None,
+            cores: 96,
+            numa_nodes: Some(2),
+            numa_balancing: Some(false),
+            memory_bytes: None,
+            available_bytes: None,
+            shared_memory: Some(VolumeReport { total_bytes: 64 << 30, free_bytes: 64 << 30 }),
+            memlock_bytes: None,
+            open_files: None,
+        }
+    }
+
     /// A machine with two AMD GPUs and no findings.
     fn machine() -> DoctorReport {
         let path = "/dev/kfd".into();
@@ -252,25 +271,13 @@ mod tests {
             devices: vec![gpu(0), gpu(1)],
             errors: Vec::new(),
         };
-        let host = HostReport {
-            kernel: None,
-            cpu: None,
-            cores: 96,
-            numa_nodes: Some(2),
-            numa_balancing: Some(false),
-            memory_bytes: None,
-            available_bytes: None,
-            shared_memory: Some(VolumeReport { total_bytes: 64 << 30, free_bytes: 64 << 30 }),
-            memlock_bytes: None,
-            open_files: None,
-        };
         let folder = "/cache".into();
         DoctorReport {
             version: String::new(),
             build: "release".to_owned(),
             device: "rocm".to_owned(),
             can_serve: true,
-            host,
+            host: host(),
             kernel_cache: Some(KernelCacheReport {
                 folder,
                 images: 0,

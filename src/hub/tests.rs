@@ -31,7 +31,7 @@ struct MockHub {
 }
 
 impl MockHub {
-    fn start(files: &[(&str, &[u8])]) -> Self {
+    fn start(files: &BTreeMap<&str, &[u8]>) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let url = format!("http://{}", listener.local_addr().unwrap());
         let files = files.iter().map(|(name, body)| ((*name).to_owned(), body.to_vec()));
@@ -151,17 +151,21 @@ fn weights() -> Vec<u8> {
     (0..100_000_u32).map(|i| (i % 251) as u8).collect()
 }
 
-fn small() -> Vec<(&'static str, &'static [u8])> {
-    vec![("config.json", b"{}"), ("tokenizer.json", b"{\"a\":1}"), ("README.md", b"no")]
+fn small() -> BTreeMap<&'static str, &'static [u8]> {
+    BTreeMap::from([
+        ("config.json", &b"{}"[..]),
+        ("tokenizer.json", b"{\"a\":1}"),
+        ("README.md", b"no"),
+    ])
 }
 
 #[test]
 fn only_files_needed_for_serving_are_fetched() {
     let weights = weights();
     let mut files = small();
-    files.push(("model.safetensors", &weights));
-    files.push(("consolidated.safetensors", &weights));
-    files.push(("pytorch_model.bin", b"pickle"));
+    files.insert("model.safetensors", &weights);
+    files.insert("consolidated.safetensors", &weights);
+    files.insert("pytorch_model.bin", b"pickle");
     let mock = MockHub::start(&files);
     let dir = tempfile::tempdir().unwrap();
     let folder = mock.fetch(dir.path(), None).unwrap();
@@ -183,13 +187,13 @@ fn only_files_needed_for_serving_are_fetched() {
 
 #[test]
 fn other_tokenizer_files_are_fetched_without_tokenizer_json() {
-    let files: Vec<(&str, &[u8])> = vec![
-        ("config.json", b"{}"),
+    let files = BTreeMap::from([
+        ("config.json", &b"{}"[..]),
         ("vocab.json", b"{}"),
         ("merges.txt", b"#version: 0.2"),
         ("added_tokens.json", b"{}"),
         ("tiktoken.model.bak", b""),
-    ];
+    ]);
     let mock = MockHub::start(&files);
     let dir = tempfile::tempdir().unwrap();
     let folder = mock.fetch_as(dir.path(), None, HubFileSet::Tokenizer, false).unwrap();
@@ -206,7 +210,7 @@ fn other_tokenizer_files_are_fetched_without_tokenizer_json() {
 fn broken_transfer_is_resumed() {
     let weights = weights();
     let mut files = small();
-    files.push(("model.safetensors", &weights));
+    files.insert("model.safetensors", &weights);
     let mock = MockHub::start(&files);
     mock.set(|s| {
         s.cuts.insert("model.safetensors".to_owned(), vec![30_000, 0, 20_000]);
@@ -224,7 +228,7 @@ fn broken_transfer_is_resumed() {
 fn partial_download_of_a_killed_process_is_resumed() {
     let weights = weights();
     let mut files = small();
-    files.push(("model.safetensors", &weights));
+    files.insert("model.safetensors", &weights);
     let mock = MockHub::start(&files);
     let dir = tempfile::tempdir().unwrap();
     let blobs = dir.path().join("models--owner--name/blobs");
@@ -253,7 +257,7 @@ fn partial_download_of_a_killed_process_is_resumed() {
 fn server_without_ranges_cannot_corrupt_a_file() {
     let weights = weights();
     let mut files = small();
-    files.push(("model.safetensors", &weights));
+    files.insert("model.safetensors", &weights);
     let mock = MockHub::start(&files);
     mock.set(|s| {
         s.ignore_ranges = true;
@@ -268,8 +272,8 @@ fn server_without_ranges_cannot_corrupt_a_file() {
 fn shards_come_from_the_index() {
     let index = br#"{"weight_map":{"a":"model-1.safetensors","b":"model-2.safetensors"}}"#;
     let mut files = small();
-    files.push((INDEX_FILE, index));
-    files.push(("model-1.safetensors", b"one"));
+    files.insert(INDEX_FILE, index);
+    files.insert("model-1.safetensors", b"one");
     let mock = MockHub::start(&files);
     let dir = tempfile::tempdir().unwrap();
     let error = mock.fetch(dir.path(), None).unwrap_err().to_string();
@@ -319,19 +323,24 @@ fn invalid_ids_are_never_requested() {
     assert_eq!(found, dir.path());
 }
 
-#[test]
-fn names_without_owner_are_requested_once() {
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let endpoint = format!("http://{}", listener.local_addr().unwrap());
-    // The thread closes each connection without a response, and ends when the test connects itself.
-    let connections = std::thread::spawn(move || {
+/// Starts a thread that closes each connection without a response, and ends at the first connection that sends
+/// nothing; it returns the number of earlier connections.
+fn close_connections(listener: TcpListener) -> std::thread::JoinHandle<usize> {
+    std::thread::spawn(move || {
         let streams = listener.incoming().map_while(Result::ok);
         let received = streams.map(|mut stream| {
             let mut first = [0];
             std::io::Read::read(&mut stream, &mut first).unwrap_or(0)
         });
         received.take_while(|&count| count > 0).count()
-    });
+    })
+}
+
+#[test]
+fn names_without_owner_are_requested_once() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let endpoint = format!("http://{}", listener.local_addr().unwrap());
+    let connections = close_connections(listener);
     let dir = tempfile::tempdir().unwrap();
     let environment = |hub_offline| ProcessEnvironment {
         hub_endpoint: Some(endpoint.clone()),

@@ -204,16 +204,8 @@ fn pooling_type(modes: &Map<String, Value>) -> Result<PoolingTypeArg> {
 }
 
 impl UnresolvedPooling {
-    /// Returns the pooling settings of the server, with the ids of the classifier tokens.
-    ///
-    /// Errors: a classifier token is not in the vocabulary; the dimensions do not fit the model.
-    pub(super) fn settings(
-        &self,
-        config: &ModelConfig,
-        tokenizer: &Tokenizer,
-        has_pair_template: bool,
-    ) -> Result<PoolerSettings> {
-        let method = match (&config.head, self.task, self.pooling_type) {
+    fn method(&self, config: &ModelConfig, tokenizer: &Tokenizer) -> Result<PoolingMethod> {
+        Ok(match (&config.head, self.task, self.pooling_type) {
             (ModelHead::TokenClassifier { tokens }, PoolingTask::Score, _) => {
                 let id = |token: &String| {
                     let id = tokenizer.token_id(token).filter(|&id| (id as usize) < config.vocab);
@@ -224,7 +216,19 @@ impl UnresolvedPooling {
             (_, PoolingTask::Score, _) => PoolingMethod::ClassLogits,
             (_, PoolingTask::Embed, PoolingTypeArg::Last) => PoolingMethod::LastToken,
             (_, PoolingTask::Embed, PoolingTypeArg::Mean) => PoolingMethod::Mean,
-        };
+        })
+    }
+
+    /// Returns the pooling settings of the server, with the ids of the classifier tokens.
+    ///
+    /// Errors: a classifier token is not in the vocabulary; the dimensions do not fit the model.
+    pub(super) fn settings(
+        &self,
+        config: &ModelConfig,
+        tokenizer: &Tokenizer,
+        has_pair_template: bool,
+    ) -> Result<PoolerSettings> {
+        let method = self.method(config, tokenizer)?;
         let settings = PoolerSettings {
             task: self.task,
             method,

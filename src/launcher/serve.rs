@@ -89,7 +89,8 @@ fn serve(
     let logprobs_max = world.settings().max_logprobs;
     let bounds =
         settings::field_bounds(args, max_model_len, files.config.vocab as u32, logprobs_max);
-    metrics.executors.started(&startup.phases, configuration_time, started_at.elapsed());
+    startup.phases.iter().for_each(|(name, took)| metrics.executors.startup_phase(name, *took));
+    metrics.executors.started(configuration_time, started_at.elapsed());
     let mut serving =
         serving_context(args, &files, &startup, text, bounds, &host, Arc::clone(&metrics))?;
     serving.info = server_info::server_info(args, world.settings(), &serving, &startup, &limits);

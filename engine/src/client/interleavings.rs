@@ -194,7 +194,7 @@ fn read(mut stream: RequestEventStream, count: usize) -> Vec<(usize, FinishReaso
     let mut events = Vec::new();
     while seen.iter().any(|(_, end)| end.is_none()) {
         block_on(poll_fn(|cx| stream.poll_events(cx, &mut events)));
-        for (index, event) in events.drain(..) {
+        for IndexedTokenEvent { index, event } in events.drain(..) {
             let (tokens, end) = &mut seen[index as usize];
             assert_eq!(*end, None, "event after the end of request {index}");
             *tokens += event.tokens.len();

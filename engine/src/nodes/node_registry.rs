@@ -398,12 +398,15 @@ mod tests {
         ticket
     }
 
+    /// Commands the start of replica 1 on node 1.
+    fn start_command(registry: &NodeRegistry, epoch: u64) {
+        registry.command_start(Replica(1), 1, Epoch(epoch), vec![Rank(1)]);
+    }
+
     #[test]
     fn link_requires_the_ticket_of_the_latest_command() {
         let registry = Arc::new(NodeRegistry::new(EXPECTED));
-        let start_command =
-            |epoch| registry.command_start(Replica(1), 1, Epoch(epoch), vec![Rank(1)]);
-        start_command(1);
+        start_command(&registry, 1);
         assert!(matches!(
             registry.advance_start(Replica(1)),
             StartCommandProgress::NodeDisconnected
@@ -411,7 +414,7 @@ mod tests {
         let mut node = join(&registry, member());
         assert_eq!(node.next(), NodeCommand::Accepted);
         let first = ticket(&registry, &mut node, 1);
-        start_command(2);
+        start_command(&registry, 2);
         let second = ticket(&registry, &mut node, 2);
         for offer in [offer(first, 1), offer(second, 0), offer(second.wrapping_add(9), 1)] {
             let (client, server) = connected();
@@ -427,12 +430,24 @@ mod tests {
             panic!("not linked")
         };
         assert_eq!(links.iter().map(|link| link.rank).collect::<Vec<_>>(), [Rank(1)]);
+    }
 
-        // When the connection of the node ends, the links of its executors are closed. The node receives the
-        // start command again in its next session (connection).
+    #[test]
+    fn links_are_closed_when_their_node_disconnects() {
+        let registry = Arc::new(NodeRegistry::new(EXPECTED));
+        start_command(&registry, 1);
+        let mut node = join(&registry, member());
+        assert_eq!(node.next(), NodeCommand::Accepted);
+        let ticket_of_link = ticket(&registry, &mut node, 1);
+        let (client, server) = connected();
+        registry.accept_link(offer(ticket_of_link, 1), server);
+        let StartCommandProgress::Linked(_links) = registry.advance_start(Replica(1)) else {
+            panic!("not linked")
+        };
         node.stream.shutdown(Shutdown::Both).unwrap();
         assert!(is_closed(client));
-        start_command(3);
+        // The node receives the start command again in its next session (connection).
+        start_command(&registry, 3);
         let mut rejoined = join(&registry, member());
         assert_eq!(rejoined.next(), NodeCommand::Accepted);
         ticket(&registry, &mut rejoined, 3);

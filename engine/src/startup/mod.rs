@@ -217,6 +217,19 @@ mod tests {
         executor_with_weights(rank, blocks, wait, WEIGHTS)
     }
 
+    /// Returns the events of an executor before its warm-up report.
+    fn load_events(rank: u16, weights: WeightsDigest) -> [ExecutorEvent; 6] {
+        let progress = |phase| ExecutorEvent::Progress { phase, done: 1, total: 1 };
+        [
+            ExecutorEvent::Hello(ExecutorHello { rank: Rank(rank), ..hello() }),
+            progress(StartupPhase::Load),
+            progress(StartupPhase::Load),
+            ExecutorEvent::WeightsLoaded(weights),
+            progress(StartupPhase::Compile),
+            progress(StartupPhase::WarmUp),
+        ]
+    }
+
     /// Like `executor_with_blocks`, for an executor that reports the digest `weights`.
     fn executor_with_weights(
         rank: u16,
@@ -228,14 +241,8 @@ mod tests {
             let spec = KvSpec { block_tokens: 16, groups: Vec::new() };
             let memory =
                 WarmUpReport { kv_spec: spec, kv_blocks: blocks, step_cost: StepCost::default() };
-            let _ = link.send(ExecutorEvent::Hello(ExecutorHello { rank: Rank(rank), ..hello() }));
-            let progress = |phase| ExecutorEvent::Progress { phase, done: 1, total: 1 };
-            for phase in [StartupPhase::Load, StartupPhase::Load] {
-                let _ = link.send(progress(phase));
-            }
-            let _ = link.send(ExecutorEvent::WeightsLoaded(weights));
-            for phase in [StartupPhase::Compile, StartupPhase::WarmUp] {
-                let _ = link.send(progress(phase));
+            for event in load_events(rank, weights) {
+                let _ = link.send(event);
             }
             thread::sleep(wait);
             let _ = link.send(ExecutorEvent::WarmUpDone(memory));
@@ -250,25 +257,27 @@ mod tests {
         })
     }
 
+    /// Returns the behaviour of a fake executor that sends a hello message changed by `change`, and then only
+    /// heartbeats, which do not count as progress.
+    fn hello_with(change: fn(&mut ExecutorHello)) -> impl FnOnce(FakeExecutorLink) + Send {
+        move |mut link| {
+            let mut hello = hello();
+            change(&mut hello);
+            let _ = link.send(ExecutorEvent::Hello(hello));
+            while link.send(ExecutorEvent::Heartbeat).is_ok() {
+                std::thread::sleep(Duration::from_millis(20));
+            }
+        }
+    }
+
     #[test]
     fn every_startup_failure_is_distinguished() {
         assert_eq!(start(|_| {}), "the executor exited (while: send hello)");
-        let no_messages = |link: InProcessLink<ExecutorEvent, ExecutorCommand>| {
+        let no_messages = |link: FakeExecutorLink| {
             std::thread::sleep(Duration::from_millis(600));
             drop(link);
         };
         assert_eq!(start(no_messages), "no progress for 0 s (while: send hello)");
-        let hello_with = |change: fn(&mut ExecutorHello)| {
-            move |mut link: InProcessLink<ExecutorEvent, ExecutorCommand>| {
-                let mut hello = hello();
-                change(&mut hello);
-                let _ = link.send(ExecutorEvent::Hello(hello));
-                // Heartbeats do not count as progress.
-                while link.send(ExecutorEvent::Heartbeat).is_ok() {
-                    std::thread::sleep(Duration::from_millis(20));
-                }
-            }
-        };
         assert_eq!(start(hello_with(|_| {})), "no progress for 0 s (while: open device)");
         let text = start(hello_with(|hello| hello.version = 1));
         assert_eq!(text, format!("the executor has protocol 1, this process {PROTOCOL_VERSION}"));

@@ -34,6 +34,19 @@ impl AppliedContextEdits {
     }
 }
 
+/// Removes the list of edits from `management`.
+fn edit_list(management: &mut RequestFields) -> Result<Vec<JsonValue>, ApiError> {
+    match management.take("edits") {
+        None => Ok(Vec::new()),
+        Some(JsonValue::List(edits)) if edits.len() <= EDITS_MAX => Ok(edits),
+        Some(JsonValue::List(edits)) => {
+            let message = format!("at most {EDITS_MAX} edits, got {}", edits.len());
+            Err(ApiError::invalid(management.path("edits"), message))
+        }
+        Some(other) => Err(wrong_type(management.path("edits"), "a list of edits", &other)),
+    }
+}
+
 impl RequestedContextEdits {
     /// Removes `context_management` from `fields` and parses it; `None` if the request has none. Records the
     /// field as having no effect if it contains an edit that is not performed.
@@ -43,15 +56,7 @@ impl RequestedContextEdits {
         let Some(value) = fields.take(NAME) else { return Ok(None) };
         let mut management = RequestFields::of(NAME.to_owned(), value)?;
         let path = management.path("edits");
-        let edits = match management.take("edits") {
-            None => Vec::new(),
-            Some(JsonValue::List(edits)) if edits.len() <= EDITS_MAX => edits,
-            Some(JsonValue::List(edits)) => {
-                let message = format!("at most {EDITS_MAX} edits, got {}", edits.len());
-                return Err(ApiError::invalid(path, message));
-            }
-            Some(other) => return Err(wrong_type(path, "a list of edits", &other)),
-        };
+        let edits = edit_list(&mut management)?;
         let count = edits.len();
         let mut clearings = Vec::new();
         for (index, edit) in edits.into_iter().enumerate() {

@@ -8,7 +8,7 @@ use crate::context_overflow::ContextOverflow;
 use crate::request_spans::SpanGenerationParams;
 use crate::request_trace::{RequestTraceRecord, RequestTracer};
 use axum::http::StatusCode;
-use engine::{QueuedBytesPermit, RequestEventStream};
+use engine::{IndexedTokenEvent, QueuedBytesPermit, RequestEventStream};
 use protocol::{RowError, Token, TokenLogprobs};
 use scheduler::{AbortCause, RejectReason, RequestError, TokenEvent};
 use std::future::poll_fn;
@@ -52,7 +52,7 @@ pub(crate) struct RequestGeneration {
     choices: Vec<ChoiceState>,
     n: usize,
     prompts: PromptInfo,
-    events: Vec<(u32, TokenEvent)>,
+    events: Vec<IndexedTokenEvent>,
     unfinished: usize,
     /// Unsent output of each choice; it is sent once it has `stream_interval` tokens or the choice ends.
     pending: Vec<ChoiceDelta>,
@@ -135,7 +135,7 @@ impl RequestGeneration {
     /// Errors: the rejection or failure, with an HTTP status.
     pub(crate) async fn wait_first_event(&mut self) -> Result<(), ApiError> {
         poll_fn(|cx| self.poll_events(cx)).await;
-        let failed = |(_, event): &(u32, TokenEvent)| match event.finish_reason.clone()? {
+        let failed = |indexed: &IndexedTokenEvent| match indexed.event.finish_reason.clone()? {
             scheduler::FinishReason::Rejected(reason) => {
                 Some(rejection_error(&reason, &self.prompts))
             }
@@ -163,7 +163,7 @@ impl RequestGeneration {
         // For a slow client, chunks are merged; the concatenated text is the same.
         let merge = self.events.len() > PENDING_CHUNKS_MAX;
         let mut events = mem::take(&mut self.events);
-        for (index, event) in events.drain(..) {
+        for IndexedTokenEvent { index, event } in events.drain(..) {
             self.push(index as usize, event);
             if !merge {
                 self.flush_delta(index as usize, &mut sink);

@@ -98,11 +98,7 @@ fn structured_outputs(fields: &mut RequestFields) -> Result<Option<OutputConstra
     let options = JsonConstraintOptions::take(&mut keys)?;
     let mut found = Vec::new();
     if let Some(value) = keys.take("json") {
-        let mut schema = schema(&keys.path("json"), value)?;
-        if options.no_additional_properties {
-            forbid_additional_properties(&mut schema);
-        }
-        found.push(("json", GrammarSpec::Json { schema, whitespace: options.whitespace.clone() }));
+        found.push(("json", options.json_spec(&keys.path("json"), value)?));
     }
     if keys.bool("json_object")? == Some(true) {
         found.push(("json_object", GrammarSpec::json_object(options.whitespace.clone())));
@@ -159,6 +155,15 @@ impl JsonConstraintOptions {
             (false, None) => JsonWhitespace::Any,
         };
         Ok(Self { whitespace, no_additional_properties })
+    }
+
+    /// Parses a JSON schema and applies the options to it.
+    fn json_spec(&self, path: &str, value: JsonValue) -> Result<GrammarSpec, ApiError> {
+        let mut schema = schema(path, value)?;
+        if self.no_additional_properties {
+            forbid_additional_properties(&mut schema);
+        }
+        Ok(GrammarSpec::Json { schema, whitespace: self.whitespace.clone() })
     }
 
     /// Rejects JSON options if the constraint with the key `key` does not support them.
@@ -250,6 +255,19 @@ mod tests {
         (error.param.unwrap_or_default(), error.reason)
     }
 
+    /// Returns request bodies that constrain the output to the JSON schema `schema`, one for each alias.
+    fn schema_requests(schema: &str) -> [String; 4] {
+        let text = serde_json::to_string(schema).unwrap();
+        [
+            format!(
+                r#"{{"response_format":{{"type":"json_schema","json_schema":{{"name":"n","strict":true,"schema":{schema}}}}}}}"#
+            ),
+            format!(r#"{{"structured_outputs":{{"json":{schema}}}}}"#),
+            format!(r#"{{"structured_outputs":{{"json":{text}}}}}"#),
+            format!(r#"{{"json_schema":{text}}}"#),
+        ]
+    }
+
     #[test]
     fn every_alias_gives_the_same_constraint() {
         assert_eq!(take_from(r#"{"response_format":{"type":"text"}}"#).unwrap(), None);
@@ -260,16 +278,7 @@ mod tests {
             schema: serde_json::json!({"type": "integer"}),
             whitespace: JsonWhitespace::Any,
         };
-        let schema = r#"{"type":"integer"}"#;
-        let text = serde_json::to_string(schema).unwrap();
-        for body in [
-            format!(
-                r#"{{"response_format":{{"type":"json_schema","json_schema":{{"name":"n","strict":true,"schema":{schema}}}}}}}"#
-            ),
-            format!(r#"{{"structured_outputs":{{"json":{schema}}}}}"#),
-            format!(r#"{{"structured_outputs":{{"json":{text}}}}}"#),
-            format!(r#"{{"json_schema":{text}}}"#),
-        ] {
+        for body in schema_requests(r#"{"type":"integer"}"#) {
             assert_eq!(found(&body).1, any, "{body}");
         }
         let (param, spec) = found(r#"{"structured_outputs":{"choice":["a","b"]}}"#);

@@ -275,10 +275,11 @@ mod tests {
         <ClusterTestArgs as clap::Parser>::parse_from(line.split(' ')).parallel
     }
 
-    fn environment(variables: &[(&str, &str)]) -> ProcessEnvironment {
+    /// Returns an environment with `variables`, a list such as `A=1 B=2`.
+    fn environment(variables: &str) -> ProcessEnvironment {
         let text = |name: &str| {
-            let found = variables.iter().find(|(variable, _)| *variable == name);
-            found.map(|(_, text)| (*text).to_owned())
+            let mut assignments = variables.split(' ').filter_map(|text| text.split_once('='));
+            assignments.find(|(variable, _)| *variable == name).map(|(_, text)| text.to_owned())
         };
         let cluster_secret = Some(ClusterSecret::new("0123456789abcdef"));
         ProcessEnvironment {
@@ -291,7 +292,7 @@ mod tests {
     fn resolve(
         mut args: NodeArgs,
         dp: u16,
-        variables: &[(&str, &str)],
+        variables: &str,
     ) -> Result<Option<ClusterConfig>, String> {
         let result = args.resolve(&parallel(2, dp), &environment(variables));
         result.map(|()| args.cluster).map_err(|error| error.to_string())
@@ -301,13 +302,12 @@ mod tests {
         ClusterConfig { nodes, node, host: host.to_owned(), port }
     }
 
-    const SLURM: &[(&str, &str)] =
-        &[("SLURM_NNODES", "2"), ("SLURM_NODEID", "1"), ("SLURM_JOB_NODELIST", "n[1-2]")];
+    const SLURM: &str = "SLURM_NNODES=2 SLURM_NODEID=1 SLURM_JOB_NODELIST=n[1-2]";
 
     #[test]
     fn flags_override_launcher_variables() {
         let none = NodeArgs::default;
-        assert_eq!(resolve(none(), 2, &[]).unwrap(), None);
+        assert_eq!(resolve(none(), 2, "").unwrap(), None);
         assert_eq!(
             resolve(none(), 2, SLURM).unwrap(),
             Some(cluster(2, 1, "n1", MASTER_PORT_DEFAULT))
@@ -316,7 +316,7 @@ mod tests {
         assert_eq!(resolve(alone, 1, SLURM).unwrap(), None, "--nnodes 1 overrides the job");
         let two = || NodeArgs { nnodes: Some(2), ..none() };
         assert_eq!(
-            resolve(two(), 2, &[]).unwrap(),
+            resolve(two(), 2, "").unwrap(),
             Some(cluster(2, 0, MASTER_ADDR_DEFAULT, MASTER_PORT_DEFAULT))
         );
         let explicit =
@@ -324,7 +324,7 @@ mod tests {
         assert_eq!(resolve(explicit, 4, SLURM).unwrap(), Some(cluster(2, 1, "m", 7)));
         for (text, host) in [("10.0.0.1:5000", "10.0.0.1"), ("tcp://[fe80::1]:5000", "fe80::1")] {
             let args = NodeArgs { dist_init_addr: Some(text.to_owned()), ..two() };
-            assert_eq!(resolve(args, 2, &[]).unwrap(), Some(cluster(2, 0, host, 5_000)));
+            assert_eq!(resolve(args, 2, "").unwrap(), Some(cluster(2, 0, host, 5_000)));
         }
         let local = |size, start| NodeArgs {
             data_parallel_size_local: size,
@@ -332,9 +332,9 @@ mod tests {
             ..none()
         };
         let second = Some(cluster(2, 1, MASTER_ADDR_DEFAULT, MASTER_PORT_DEFAULT));
-        assert_eq!(resolve(local(Some(2), Some(2)), 4, &[]).unwrap(), second, "vLLM's flags");
+        assert_eq!(resolve(local(Some(2), Some(2)), 4, "").unwrap(), second, "vLLM's flags");
         let first = Some(cluster(4, 0, MASTER_ADDR_DEFAULT, MASTER_PORT_DEFAULT));
-        assert_eq!(resolve(local(Some(1), None), 4, &[]).unwrap(), first);
+        assert_eq!(resolve(local(Some(1), None), 4, "").unwrap(), first);
         assert_eq!(
             resolve(local(Some(4), Some(0)), 4, SLURM).unwrap(),
             None,
@@ -345,10 +345,10 @@ mod tests {
             Some(cluster(2, 1, "n1", MASTER_PORT_DEFAULT))
         );
         let alone = NodeArgs { nnodes: Some(1), master_addr: Some("m".to_owned()), ..none() };
-        assert_eq!(resolve(alone, 1, &[]).unwrap(), None, "explicitly one node");
+        assert_eq!(resolve(alone, 1, "").unwrap(), None, "explicitly one node");
         let last = NodeArgs { node_rank: Some(1), headless: true, ..two() };
         assert_eq!(
-            resolve(last, 2, &[]).unwrap(),
+            resolve(last, 2, "").unwrap(),
             Some(cluster(2, 1, MASTER_ADDR_DEFAULT, MASTER_PORT_DEFAULT))
         );
     }
@@ -370,15 +370,15 @@ mod tests {
                 SLURM,
                 "--node-rank 0, but SLURM_NODEID is 1",
             ),
-            (NodeArgs { node_rank: Some(2), ..two() }, 2, &[], "the last of 2 nodes is 1"),
-            (NodeArgs { headless: true, ..two() }, 2, &[], "node 0 runs the HTTP server"),
-            (NodeArgs { nnodes: Some(0), ..two() }, 2, &[], "--nnodes 0"),
-            (two(), 3, &[], "Use --data-parallel-size 4"),
-            (two(), 1, &[], "--nnodes 2 with --data-parallel-size 1 and --tensor-parallel-size 2"),
+            (NodeArgs { node_rank: Some(2), ..two() }, 2, "", "the last of 2 nodes is 1"),
+            (NodeArgs { headless: true, ..two() }, 2, "", "node 0 runs the HTTP server"),
+            (NodeArgs { nnodes: Some(0), ..two() }, 2, "", "--nnodes 0"),
+            (two(), 3, "", "Use --data-parallel-size 4"),
+            (two(), 1, "", "--nnodes 2 with --data-parallel-size 1 and --tensor-parallel-size 2"),
             (NodeArgs::default(), 1, SLURM, "SLURM_NNODES 2 with --data-parallel-size 1"),
-            (addresses, 2, &[], "excludes --master-addr"),
-            (bare("nowhere"), 2, &[], "--dist-init-addr nowhere: not HOST:PORT"),
-            (bare(":1"), 2, &[], "not HOST:PORT"),
+            (addresses, 2, "", "excludes --master-addr"),
+            (bare("nowhere"), 2, "", "--dist-init-addr nowhere: not HOST:PORT"),
+            (bare(":1"), 2, "", "not HOST:PORT"),
         ] {
             let error = resolve(args, dp, variables).unwrap_err();
             assert!(error.contains(reason), "{error}");

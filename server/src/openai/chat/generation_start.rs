@@ -154,6 +154,26 @@ fn enforcement(serving: &ServingContext, request: &ChatCompletionRequest) -> Cal
     }
 }
 
+/// Returns the constraint of the output after any reasoning: the requested constraint, or a tool call grammar
+/// if tool calls are forced or a tool is strict.
+///
+/// Errors: HTTP status 400 if a forced tool call is impossible or combined with another constraint.
+fn message_constraint(
+    serving: &ServingContext,
+    requested: Option<Arc<OutputConstraint>>,
+    tools: &RequestTools,
+) -> Result<Option<Arc<OutputConstraint>>, ApiError> {
+    match (requested, tools.must_call()) {
+        (Some(requested), false) => Ok(Some(requested)),
+        (None, false) if !tools.has_strict() => Ok(None),
+        (Some(other), true) => {
+            let message = format!("a forced tool call cannot be combined with {}", other.param);
+            Err(ApiError::invalid(TOOL_CHOICE, message))
+        }
+        (None, _) => Ok(tool_call_constraint(serving, tools)?.map(Arc::new)),
+    }
+}
+
 /// Returns the output constraint: the requested constraint, or a tool call grammar if tool calls are forced
 /// or a tool is strict. If the output starts with reasoning, the constraint applies after the reasoning.
 /// `covers_messages` = the requested constraint covers answers and tool calls, with their headers.
@@ -166,17 +186,8 @@ fn constraint(
     tools: &RequestTools,
     reasoning_start: Option<ReasoningStart>,
 ) -> Result<Option<Arc<OutputConstraint>>, ApiError> {
-    let is_forced = tools.must_call();
     let has_calls = requested.is_none() || covers_messages;
-    let constraint = match (requested, is_forced) {
-        (Some(requested), false) => Some(requested),
-        (None, false) if !tools.has_strict() => None,
-        (Some(other), true) => {
-            let message = format!("a forced tool call cannot be combined with {}", other.param);
-            return Err(ApiError::invalid(TOOL_CHOICE, message));
-        }
-        (None, _) => tool_call_constraint(serving, tools)?.map(Arc::new),
-    };
+    let constraint = message_constraint(serving, requested, tools)?;
     let (Some(family), Some(start)) = (serving.parsers.reasoning, reasoning_start) else {
         return Ok(constraint);
     };

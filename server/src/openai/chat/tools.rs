@@ -251,19 +251,23 @@ impl ChatToolList {
                 // sent it.
                 self.push(tool, sent.into_template_value(), &inner)
             }
-            Some("custom") => {
-                let mut inner = member(&mut item, "custom")?;
-                let CustomTool { name, parameters, description, format } =
-                    CustomTool::take(&mut inner)?;
-                let is_strict = CustomToolFormat::enforced(format, &mut self.strict_paths, hints);
-                let template_tool = template_tool(&name, description, parameters.clone());
-                let tool = ToolDefinition { name, parameters, is_strict };
-                self.custom.insert(tool.name.clone());
-                self.push(tool, template_tool, &inner)
-            }
+            Some("custom") => self.add_custom(member(&mut item, "custom")?, hints),
             Some(_) => Err(ApiError::unsupported(path, "must be function or custom")),
             None => Err(ApiError::invalid(path, "is missing")),
         }
+    }
+
+    fn add_custom(
+        &mut self,
+        mut fields: RequestFields,
+        hints: &mut IgnoredRequestParts,
+    ) -> Result<(), ApiError> {
+        let CustomTool { name, parameters, description, format } = CustomTool::take(&mut fields)?;
+        let is_strict = CustomToolFormat::enforced(format, &mut self.strict_paths, hints);
+        let template_tool = template_tool(&name, description, parameters.clone());
+        let tool = ToolDefinition { name, parameters, is_strict };
+        self.custom.insert(tool.name.clone());
+        self.push(tool, template_tool, &fields)
     }
 
     fn push(
