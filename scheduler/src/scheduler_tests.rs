@@ -2,7 +2,7 @@
 //! state. The simulator relies on both checks.
 
 use super::*;
-use crate::RequestSubmission;
+use crate::{ExecutorFailure, RequestSubmission};
 use kvcache::{BlockTables, KvConfig, TableEntries};
 use protocol::{KvGroup, KvKind, KvSpec, SequenceSlot};
 use std::panic::{AssertUnwindSafe, catch_unwind};

@@ -1,5 +1,6 @@
 //! Tests of accepted and rejected JSON texts.
 
+use super::visitor::VALUES_MAX;
 use super::*;
 
 fn rejection(body: &str) -> (Option<String>, String) {

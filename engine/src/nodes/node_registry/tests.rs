@@ -103,7 +103,7 @@ fn link_requires_the_ticket_of_the_latest_command() {
         registry.accept_link(offer, server);
         assert!(is_closed(client));
     }
-    let (client, server) = connected();
+    let (_client, server) = connected();
     registry.accept_link(offer(second, 1), server);
     let (duplicate, server) = connected();
     registry.accept_link(offer(second, 1), server);
