@@ -21,7 +21,7 @@ pub use cached_blocks::PrefixIndexSnapshot;
 pub use deferred_submit::DeferredRequests;
 pub use engine_message::{EngineMessage, ExecutorId};
 pub use inbox::BulkInbox;
-pub use mailbox::RequestEventStream;
+pub use mailbox::{IndexedTokenEvent, RequestEventStream};
 
 #[cfg(not(feature = "interleavings"))]
 use dashmap::DashMap;
@@ -205,9 +205,12 @@ impl EngineClient {
     /// Aborts every request whose client-given request id satisfies `matches`; their streams receive an abort
     /// as the finish reason. Returns the number of aborted requests.
     pub fn abort_by_client_id(&self, matches: impl Fn(&str) -> bool) -> usize {
-        let inflight = self.state.inflight.iter();
-        let client_ids = inflight.map(|entry| (*entry.key(), Arc::clone(&entry.value().client_id)));
-        let requests = request_ids_by_client_id(client_ids, matches);
+        let requests = request_ids_by_client_id(
+            self.state.inflight.iter(),
+            |entry| *entry.key(),
+            |entry| &entry.value().client_id,
+            matches,
+        );
         let finish = FinishReason::Abort(AbortCause::Operator);
         requests.into_iter().filter(|request| self.finish_request(*request, &finish)).count()
     }

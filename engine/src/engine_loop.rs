@@ -5,28 +5,28 @@
 //! panic on this thread means that the scheduler state is inconsistent: the process logs its counters and
 //! aborts.
 
+mod effects;
+mod executor_state;
+mod supervisor_event;
+
 use crate::client::{
     BulkInbox, ENGINE_UNAVAILABLE, EngineClient, EngineMessage, ExecutorId, PrefixIndexSnapshot,
 };
-use crate::executors::ExecutorLink;
 use crate::replica_handle::ReplicaHandle;
 use crate::running_engine::EngineTelemetry;
-use crate::step_clock::{BatchSummary, StepTimer, max_attention_pairs};
+use crate::step_clock::{StepTimer, max_attention_pairs};
 use grammar::MaskWorkers;
-use metrics::RestartFailureKind;
 use metrics::kv_events::KvEventFeed;
-use protocol::{Batch, Epoch, ExecutorCommand, ExecutorReady, Replica, StepId};
-use scheduler::{
-    ControlCommand, ExecutorFailure, Scheduler, SchedulerEffect, SchedulerEvent, SchedulerStats,
-    StepWorkload, TokenEvent,
-};
+use protocol::{Replica, StepId};
+use scheduler::{ControlCommand, Scheduler, SchedulerEvent, SchedulerStats, TokenEvent};
 use std::collections::VecDeque;
 use std::ops::ControlFlow;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::sync::mpsc::{self as std_mpsc, SyncSender};
+use std::sync::mpsc as std_mpsc;
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
+pub use supervisor_event::{ExecutorRestartFailure, SupervisorEvent};
 use tokio::sync::{mpsc, oneshot};
 
 /// Heartbeat period of the scheduler thread, which is its maximum sleep when idle. If the time between two
@@ -39,45 +39,6 @@ pub(crate) const EVENT_LISTS_QUEUED_MAX: usize = 64;
 /// Maximum number of lists of token events that the fan-out task delivers to the request streams before it
 /// yields to the tasks that read the streams.
 const EVENT_LISTS_PER_TURN: usize = 8;
-
-/// Event for the supervisor, which runs on the main thread.
-pub enum SupervisorEvent {
-    /// The process received this signal.
-    Signal(i32),
-    /// The executors of a replica have failed. The engine has detached them and waits for their replacements,
-    /// which have the epoch (executor generation) `epoch`.
-    ExecutorsFailed {
-        /// Replica of the executors.
-        replica: Replica,
-        /// Epoch (executor generation) of the replacement executors.
-        epoch: Epoch,
-        /// Why the executors failed.
-        cause: String,
-    },
-    /// A restart of a replica's executors has finished.
-    StartFinished {
-        /// Replica of the executors; in a lockstep group (replicas that share experts and execute each step
-        /// together), the first replica of the group.
-        replica: Replica,
-        /// Epoch (executor generation) of the started executors.
-        epoch: Epoch,
-        /// On success: one link per replica of the lockstep group (replicas that execute each step together),
-        /// starting with `replica`, and the number of KV blocks and the captured graphs of the executors. On
-        /// failure: the reason.
-        outcome: Result<(Vec<ExecutorLink>, ExecutorReady), ExecutorRestartFailure>,
-    },
-    /// No executor is running and none will be started, so the engine has stopped. Contains the cause.
-    EngineFailed(String),
-}
-
-/// Failure of an executor restart, as reported to the supervisor.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct ExecutorRestartFailure {
-    /// Failure class.
-    pub failure: RestartFailureKind,
-    /// Description of the failure.
-    pub text: String,
-}
 
 /// Engine loop with all state that the scheduler thread owns.
 pub(crate) struct EngineLoop {
@@ -279,172 +240,6 @@ impl EngineLoop {
 
     fn replica_handle(&mut self, replica: Replica) -> &mut ReplicaHandle {
         &mut self.replica_handles[usize::from(replica.0)]
-    }
-
-    /// Handles a heartbeat of an executor: checks whether the oldest step in flight of its replica is
-    /// overdue.
-    fn on_heartbeat(&mut self, sender: ExecutorId, now_ms: u64) {
-        self.record_heartbeat(sender);
-        let replica_handle = &mut self.replica_handles[usize::from(sender.replica.0)];
-        let outcome = replica_handle.on_heartbeat(sender.rank, now_ms);
-        outcome.ranks.into_iter().for_each(|rank| self.observers.metrics.executors.straggler(rank));
-        if let Some(cause) = outcome.cause {
-            let cause = cause + &self.stragglers_of_other_replicas(sender.replica);
-            self.fail_executors(sender.replica, ExecutorFailure::StepTimeout, cause);
-        }
-    }
-
-    /// Describes the ranks of the other replicas in the lockstep group (replicas that execute each step
-    /// together) that have not finished their oldest step in flight.
-    fn stragglers_of_other_replicas(&self, replica: Replica) -> String {
-        let peers = self.engine.lockstep_group(replica).filter(|peer| *peer != replica);
-        let unfinished =
-            peers.flat_map(|peer| self.replica_handles[usize::from(peer.0)].unfinished());
-        let unfinished: Vec<String> = unfinished.map(|rank| rank.0.to_string()).collect();
-        if unfinished.is_empty() {
-            return String::new();
-        }
-        format!("; stragglers of other replicas: rank {}", unfinished.join(", rank "))
-    }
-
-    /// Marks the executors of a replica as failed. If a replica of the same lockstep group (replicas that
-    /// execute each step together) is already marked, the failure is ignored, because it is a consequence of
-    /// the first one.
-    fn fail_executors(&mut self, replica: Replica, failure: ExecutorFailure, cause: String) {
-        let is_failing =
-            |peer: Replica| self.replica_handles[usize::from(peer.0)].failure.is_some();
-        if !self.engine.lockstep_group(replica).any(is_failing) {
-            self.replica_handle(replica).failure = Some((failure, cause));
-        }
-    }
-
-    /// Records a heartbeat of an executor. Every message of the executor counts as a heartbeat: a rank that
-    /// finishes steps may be too busy to send heartbeats.
-    fn record_heartbeat(&self, sender: ExecutorId) {
-        let replica_handle = &self.replica_handles[usize::from(sender.replica.0)];
-        let rank = replica_handle.ranks().nth(usize::from(sender.rank));
-        if let Some(rank) = rank.filter(|_| self.is_current(sender)) {
-            self.observers.metrics.executors.heartbeat(rank);
-        }
-    }
-
-    /// Whether the sender is an executor of a running replica and has the current epoch (executor
-    /// generation).
-    fn is_current(&self, sender: ExecutorId) -> bool {
-        let replica_handle = &self.replica_handles[usize::from(sender.replica.0)];
-        replica_handle.is_up() && sender.epoch == self.engine.epoch(sender.replica)
-    }
-
-    /// Detaches failed executors and returns their replicas with the failure causes. The scheduler recomputes
-    /// the requests of these replicas on another replica or, after the restart, on the replacement executors.
-    fn collect_failures(&mut self, state: &mut EngineLoopState) -> Vec<(Replica, String)> {
-        let mut failures = Vec::new();
-        for replica in (0..self.replica_handles.len() as u16).map(Replica) {
-            let Some((failure, cause)) = self.replica_handle(replica).failure.take() else {
-                continue;
-            };
-            for peer in self.engine.lockstep_group(replica) {
-                self.replica_handle(peer).fail();
-                state.step_clock.executors_failed(peer);
-                self.observers.metrics.executors.executors_failed(peer, failure);
-            }
-            state.events.push(SchedulerEvent::ExecutorsFailed { replica, failure });
-            failures.push((replica, cause));
-        }
-        if !failures.is_empty() {
-            self.observers
-                .health
-                .set_executors_failed(self.replica_handles.iter().any(ReplicaHandle::is_up));
-        }
-        failures
-    }
-
-    /// Attaches the restarted executors of a replica, so that the scheduler sends batches to them.
-    fn restore_executors(
-        &mut self,
-        replica: Replica,
-        executor: SyncSender<ExecutorCommand>,
-        ready: ExecutorReady,
-        state: &mut EngineLoopState,
-    ) {
-        let ExecutorReady { kv_blocks, capture_sizes } = ready;
-        self.replica_handle(replica).restore(executor);
-        state.events.push(SchedulerEvent::ExecutorsReady {
-            replica,
-            blocks: kv_blocks,
-            capture_sizes,
-        });
-        let is_up = |peer: Replica| self.replica_handles[usize::from(peer.0)].is_up();
-        if self.engine.lockstep_group(replica).all(is_up) {
-            self.observers.health.set_executors_restored();
-        }
-    }
-
-    fn apply_effect(&mut self, effect: SchedulerEffect, now_ms: u64, state: &mut EngineLoopState) {
-        match effect {
-            SchedulerEffect::SendBatch { replica, batch } => {
-                self.send_batch(replica, batch, now_ms, state);
-            }
-            // The send fails if the fan-out task, which delivers token events to the streams, has ended.
-            SchedulerEffect::TokenEvents(list) => drop(self.token_events.blocking_send(list)),
-            SchedulerEffect::Stats(stats) => {
-                state.step_clock.stats_changed(&stats, now_ms);
-                self.client.set_stats(stats);
-            }
-            SchedulerEffect::KvEvents { replica, events } => {
-                if let Some(feed) = self.kv_events.get_mut(usize::from(replica.0)) {
-                    feed.add(events);
-                }
-            }
-            SchedulerEffect::BlocksEvicted { replica, lifetimes } => {
-                if let Some(block_lifetimes) = &self.observers.metrics.block_lifetimes {
-                    block_lifetimes.evicted(replica, &lifetimes);
-                }
-            }
-            // Reports the outcome of a prefix cache reset; the caller may have dropped its receiver.
-            SchedulerEffect::ControlDone { succeeded, .. } => {
-                state.pending_cache_resets.pop_front().map(|reply| reply.send(succeeded));
-            }
-        }
-    }
-
-    /// Sends a batch to the executors of its replica and requests the grammar bitmasks of the batch from the
-    /// mask workers.
-    fn send_batch(
-        &mut self,
-        replica: Replica,
-        batch: Batch,
-        now_ms: u64,
-        state: &mut EngineLoopState,
-    ) {
-        let summary = BatchSummary::of(&batch);
-        let masked = self.mask_workers.masked_rows(&batch);
-        let replica_handle = &mut self.replica_handles[usize::from(replica.0)];
-        // Replicas in lockstep execute each step together, so the replica with the most work determines the
-        // duration of the step.
-        let group_max = state.max_pairs.iter().find(|(step, _)| *step == summary.step);
-        let work = StepWorkload {
-            tokens: summary.tokens.max(batch.moe_tokens.into()),
-            attention_pairs: group_max.map_or(summary.attention_pairs, |(_, max_pairs)| *max_pairs),
-        };
-        let deadline = replica_handle.send(batch, work, now_ms);
-        if let Some(executor) = replica_handle.sender().filter(|_| !masked.is_empty()) {
-            self.mask_workers.request_masks(
-                summary.step,
-                masked,
-                executor,
-                replica_handle.expected_wait(),
-            );
-        }
-        state.step_clock.batch_sent(replica, &summary, deadline, now_ms);
-    }
-
-    /// Passes the changes that this tick (scheduler call) made to the prefix indices to the publishers of KV
-    /// events.
-    fn flush_kv_events(&mut self) {
-        for feed in &mut self.kv_events {
-            feed.flush();
-        }
     }
 
     /// Selects the step whose deadline the health probes check. If every running replica has a step in

@@ -186,6 +186,16 @@ impl HealthMonitor {
 mod tests {
     use super::*;
 
+    /// Checks that the cause of each kind of failed restart is kept until it is cleared.
+    fn check_start_failures(health: &HealthMonitor) {
+        for failure in RestartFailureKind::ALL {
+            health.set_start_failure(Some(failure));
+            assert_eq!(health.start_failure(), Some(failure));
+        }
+        health.set_start_failure(None);
+        assert_eq!(health.start_failure(), None);
+    }
+
     #[test]
     fn health_status_follows_the_state_table() {
         let health = HealthMonitor::default();
@@ -200,12 +210,7 @@ mod tests {
         assert_eq!(health.status(), ServerStatus::Restarting);
         assert_eq!(health.restart_s(), 10, "before the first restart");
         assert_eq!(health.start_failure(), None);
-        for failure in RestartFailureKind::ALL {
-            health.set_start_failure(Some(failure));
-            assert_eq!(health.start_failure(), Some(failure));
-        }
-        health.set_start_failure(None);
-        assert_eq!(health.start_failure(), None);
+        check_start_failures(&health);
         health.set_executors_restored();
         assert_eq!(health.restart_s(), 1);
         health.step_sent(0, 0);

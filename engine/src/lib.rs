@@ -27,8 +27,8 @@ mod supervisor;
 
 pub use client::{
     AdmissionController, AdmissionLimits, AdmissionPermit, BulkInbox, DeferredRequests,
-    EngineClient, EngineMessage, ExecutorId, OverloadRejection, PrefixIndexSnapshot,
-    QueuedBytesPermit, RequestEventStream,
+    EngineClient, EngineMessage, ExecutorId, IndexedTokenEvent, OverloadRejection,
+    PrefixIndexSnapshot, QueuedBytesPermit, RequestEventStream,
 };
 pub use engine_loop::{ExecutorRestartFailure, SupervisorEvent};
 pub use executors::{

@@ -259,8 +259,8 @@ mod tests {
     use super::*;
     use protocol::{BatchRow, Epoch, RequestId, RowInput, SequenceSlot, StepLaunchMode};
 
-    fn send(replica: u16, step: u64, start_and_len: &[(u32, u32)]) -> SchedulerEffect {
-        let row = |&(start, len): &(u32, u32)| BatchRow {
+    fn row(start: u32, len: u32) -> BatchRow {
+        BatchRow {
             request: RequestId(1),
             epoch: 1,
             seq_slot: SequenceSlot(0),
@@ -274,9 +274,11 @@ mod tests {
             state_slots: protocol::ThinVec::new(),
             next_token: None,
             seq_init: None,
-        };
+        }
+    }
+
+    fn send(replica: u16, step: u64, rows: Vec<BatchRow>) -> SchedulerEffect {
         let (step, dispatch) = (StepId(step), StepLaunchMode::Eager { tokens: 1 });
-        let rows = start_and_len.iter().map(row).collect();
         let batch = Batch { step, epoch: Epoch(1), dispatch, moe_tokens: 0, draft_rows: 0, rows };
         SchedulerEffect::SendBatch { replica: Replica(replica), batch }
     }
@@ -284,10 +286,10 @@ mod tests {
     #[test]
     fn lockstep_replicas_share_the_largest_pair_count() {
         let effects = [
-            send(0, 7, &[(0, 10), (300, 1)]),
-            send(1, 7, &[(1_000, 20), (5, 2)]),
-            send(0, 8, &[(12, 1)]),
-            send(1, 8, &[]),
+            send(0, 7, vec![row(0, 10), row(300, 1)]),
+            send(1, 7, vec![row(1_000, 20), row(5, 2)]),
+            send(0, 8, vec![row(12, 1)]),
+            send(1, 8, Vec::new()),
         ];
         assert_eq!(
             max_attention_pairs(&effects),

@@ -103,6 +103,16 @@ fn undrafted_output(guide: &mut DecodingGuideState, bits: &[u32]) -> OutputWitho
     OutputWithoutDrafts { tokens, masks }
 }
 
+/// Returns up to five draft tokens for an output that continues with `tokens`; one of them may be wrong.
+fn drafts_with_error(tokens: &[Token], bits: u32) -> Vec<Token> {
+    let mut drafts = tokens[..tokens.len().min((bits % 6) as usize)].to_vec();
+    let wrong = (bits >> 8) as usize % 8;
+    if let Some(draft) = drafts.get_mut(wrong) {
+        *draft = (*draft + 1 + (bits >> 16) % 7) % (END + 16);
+    }
+    drafts
+}
+
 /// Repeats an output with draft tokens, most of which are correct, and checks every mask. Returns the number
 /// of masks after draft tokens.
 fn follow_with_drafts(
@@ -115,21 +125,15 @@ fn follow_with_drafts(
         let Some(expected) = masks.get(at) else { break };
         let first = TokenBitmask::from(guide.mask().unwrap().unwrap());
         assert!(first == *expected, "mask {at} of {tokens:?}");
-        let mut drafts = tokens[at..tokens.len().min(at + (bits % 6) as usize)].to_vec();
-        let wrong = (bits >> 8) as usize % 8;
-        if let Some(draft) = drafts.get_mut(wrong) {
-            *draft = (*draft + 1 + (bits >> 16) % 7) % (END + 16);
-        }
+        let drafts = drafts_with_error(&tokens[at..], *bits);
         let DraftMasks { bitmasks, .. } = guide.draft_masks(&first, &drafts).unwrap();
         let again = TokenBitmask::from(guide.mask().unwrap().unwrap());
         assert!(again == first, "mask {at} of {tokens:?} after the drafts {drafts:?}");
         let right = drafts.iter().zip(&tokens[at..]).take_while(|(draft, token)| draft == token);
         let right = right.count();
         for (i, mask) in bitmasks.iter().take(right).enumerate() {
-            assert!(
-                *mask == masks[at + i + 1],
-                "mask {i} after the drafts {drafts:?} of {tokens:?}"
-            );
+            let is_equal = *mask == masks[at + i + 1];
+            assert!(is_equal, "mask {i} after the drafts {drafts:?} of {tokens:?}");
         }
         draft_masks += bitmasks.len();
         // A step emits the accepted draft tokens that have masks, plus one token.

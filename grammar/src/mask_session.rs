@@ -4,14 +4,19 @@
 //! Commands wait in an inbox until a worker thread runs the session; at most one thread runs a session at a
 //! time. The mask of the next token is computed as soon as the tokens before it are committed.
 
+mod mask_command;
+mod session_state;
+
 use super::decoding_guide::{DecodingGuide, DecodingGuideState, DraftMasks};
-use super::limits::{MASK_BUDGET, MASK_BUDGET_PER_TOKEN, MASK_SLOW, MASK_TIME};
+use super::limits::{MASK_SLOW, MASK_TIME};
 use super::mask_lookahead::MaskLookahead;
-use super::step_mask_collector::StepMaskCollector;
 use super::timings::{GrammarTimings, thread_cpu_time};
 use crate::sync::atomic::{AtomicBool, Ordering};
 use crate::sync::{Mutex, lock};
-use protocol::{RequestId, Token, TokenBitmask, TokenVec};
+use mask_command::{MaskCancellation, MaskCommandInbox};
+pub(super) use mask_command::{MaskCommand, PendingMaskRow};
+use protocol::{RequestId, Token, TokenBitmask};
+use session_state::MaskSessionState;
 use std::mem::take;
 use std::sync::{Arc, atomic};
 use std::time::{Duration, Instant};
@@ -51,69 +56,6 @@ pub(super) struct MaskSession {
     /// Whether neither the grammar nor the thinking budget restricts any later token, so that no more masks
     /// are needed.
     done: AtomicBool,
-}
-
-/// Handle that cancels a mask computation, with the start time of the computation in progress.
-struct MaskCancellation {
-    handle: llguidance::CancellationHandle,
-    /// Start time of the mask computation in progress.
-    started_at: Option<Instant>,
-}
-
-/// Commands that a mask session has received but not yet executed.
-#[derive(Default)]
-struct MaskCommandInbox {
-    commands: Vec<MaskCommand>,
-    /// Whether the session is queued for a worker thread or is being run by one.
-    scheduled: bool,
-    ended: bool,
-}
-
-/// Command for a mask session.
-pub(super) enum MaskCommand {
-    /// Advances the grammar and the thinking budget by tokens committed to the output.
-    Tokens(TokenVec),
-    /// Computes the mask of the next token for a step that samples it.
-    Compute {
-        /// Batch row that samples the token.
-        request: PendingMaskRow,
-        /// Whether the row may have draft tokens. A later `FollowDrafts` command then completes the row.
-        awaits_drafts: bool,
-    },
-    /// Computes the token bitmasks for the positions after the draft tokens of a row, and completes the
-    /// row. This command follows the `Compute` command for the row.
-    FollowDrafts {
-        /// Batch row that has the draft tokens.
-        request: PendingMaskRow,
-        /// Draft tokens of the row.
-        drafts: TokenVec,
-    },
-}
-
-/// Batch row of a step that needs token bitmasks from the session.
-#[derive(Clone)]
-pub(super) struct PendingMaskRow {
-    /// Collector of the token bitmasks for all rows of the step.
-    pub(super) collector: Arc<StepMaskCollector>,
-    /// Index of the row in the batch.
-    pub(super) row: u32,
-}
-
-/// State of the decoding guide (grammar and thinking budget) of a mask session, locked while a worker
-/// thread runs the session.
-struct MaskSessionState {
-    guide: DecodingGuideState,
-    /// Number of output tokens before the first token that a mask may restrict.
-    first_masked_token: u32,
-    /// Number of output tokens passed to the session so far.
-    output_tokens: u32,
-    /// Total processor time of the request's token bitmasks, excluding bitmasks for positions after draft
-    /// tokens.
-    spent: Duration,
-    /// Total processor time of token bitmasks for positions after draft tokens. It has a separate limit, so
-    /// that draft tokens cannot end a request that would finish without draft tokens.
-    spent_on_drafts: Duration,
-    pacing: MaskLookahead,
 }
 
 impl MaskSession {
@@ -369,22 +311,5 @@ impl MaskSession {
 
     fn set_started_at(&self, started_at: Option<Instant>) {
         lock(&self.cancellation).iter_mut().for_each(|current| current.started_at = started_at);
-    }
-}
-
-impl MaskSessionState {
-    /// Returns the maximum processor time that the request may have spent on token bitmasks by now.
-    fn cpu_budget(&self) -> Duration {
-        MASK_BUDGET + MASK_BUDGET_PER_TOKEN * self.output_tokens
-    }
-
-    /// Whether the request is within its processor-time budget for masks.
-    fn is_within_cpu_budget(&self, request: RequestId) -> bool {
-        let is_within_budget = self.spent <= self.cpu_budget();
-        if !is_within_budget {
-            let (request, spent_ms) = (request.0, self.spent.as_millis() as u64);
-            tracing::warn!(request, spent_ms, "processor-time budget for masks exceeded");
-        }
-        is_within_budget
     }
 }

@@ -50,6 +50,15 @@ pub struct MaskedRow {
     pub awaits_drafts: bool,
 }
 
+/// Returns the time for which a step of the expected duration `expected` waits for the bitmasks of `rows`.
+fn grace_period(rows: &[MaskedRow], expected: Duration) -> Duration {
+    if rows.iter().any(|masked| masked.awaits_drafts) {
+        draft_mask_grace_period(expected)
+    } else {
+        mask_grace_period(expected)
+    }
+}
+
 /// Handle of the mask workers (threads that compute token bitmasks), owned by the engine thread.
 pub struct MaskWorkers {
     live: HashMap<RequestId, MaskSessionHandle>,
@@ -180,12 +189,7 @@ impl MaskWorkers {
         executor: &SyncSender<ExecutorCommand>,
         expected: Duration,
     ) {
-        let grace_period = if rows.iter().any(|masked| masked.awaits_drafts) {
-            draft_mask_grace_period(expected)
-        } else {
-            mask_grace_period(expected)
-        };
-        let deadline = Instant::now() + expected + grace_period;
+        let deadline = Instant::now() + expected + grace_period(&rows, expected);
         let waiting = rows.iter().map(|masked| masked.row).collect();
         let collector = Arc::new(StepMaskCollector::new(step, executor.clone(), waiting));
         for MaskedRow { row, request, awaits_drafts } in rows {

@@ -217,16 +217,18 @@ mod tests {
         assert_eq!(window.validate(), Err(KvConfigError::EmptyWindow { group: 1 }));
     }
 
+    /// Returns a configuration with a full group, a window group and a group of the kind `kind`.
+    fn hybrid(kind: KvKind, state_slots: u32) -> KvConfig {
+        let mut config = KvConfig { state_slots, ..config(1, 1, 3, 64) };
+        config.spec.groups[1].kind = KvKind::Window { tokens: 4 };
+        config.spec.groups[2] = KvGroup { layers: vec![1], kind, bytes_per_block: 0 };
+        config
+    }
+
     #[test]
     fn invalid_state_groups_are_rejected() {
         let state =
             |slots_per_request, bytes_per_slot| KvKind::State { slots_per_request, bytes_per_slot };
-        let hybrid = |kind: KvKind, state_slots: u32| {
-            let mut config = KvConfig { state_slots, ..config(1, 1, 3, 64) };
-            config.spec.groups[1].kind = KvKind::Window { tokens: 4 };
-            config.spec.groups[2] = KvGroup { layers: vec![1], kind, bytes_per_block: 0 };
-            config
-        };
         assert_eq!(hybrid(state(1, 9), 3).validate(), Ok(()));
         for (bad, why) in [
             (hybrid(state(1, 9), 2), KvConfigError::StateSlotCount { slots: 2, needed: 3 }),

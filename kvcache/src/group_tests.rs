@@ -29,6 +29,16 @@ impl GroupRequest {
     fn prefix(&self, blocks: u32) -> &[Token] {
         &self.tokens[..(blocks * BLOCK_TOKENS) as usize]
     }
+
+    /// Registers the full blocks of the table of `group` before position `end` that are not registered yet.
+    fn publish_full_blocks(&mut self, kv: &mut KvCache, group: u8, end: u32) {
+        let held = self.tables.group(group.into()).first_held();
+        for index in self.published.max(held)..end / BLOCK_TOKENS {
+            let content =
+                SequenceContent { tokens: &self.tokens, block_keys: &self.keys, extra_keys: None };
+            kv.publish(&mut self.tables, group, index, content);
+        }
+    }
 }
 
 #[derive(Debug, Clone)]
@@ -171,15 +181,7 @@ impl GroupRun {
             }
         }
         for group in 0..config.spec.groups.len() as u8 {
-            let held = request.tables.group(group.into()).first_held();
-            for index in request.published.max(held)..end / BLOCK_TOKENS {
-                let content = SequenceContent {
-                    tokens: &request.tokens,
-                    block_keys: &request.keys,
-                    extra_keys: None,
-                };
-                kv.publish(&mut request.tables, group, index, content);
-            }
+            request.publish_full_blocks(kv, group, end);
         }
         (request.computed, request.published) = (end, end / BLOCK_TOKENS);
         let checkpoints = WindowCheckpoints { prompt_end: 8, hit_end: 4, interval: 6 };

@@ -68,21 +68,24 @@ impl ExecutorLifecycleMetrics {
         }
     }
 
-    /// Sets the startup gauges. `phases`: durations of the startup phases, as named by the executor;
-    /// `config`: time to read the configuration; `total`: time of the whole start.
-    pub fn started(&self, phases: &[(&'static str, Duration)], config: Duration, total: Duration) {
-        let [config_gauge, comm, load, kv, graphs, ready] = &self.startup;
+    /// Adds the duration of a startup phase to its startup gauge. `name`: the phase, as named by the executor.
+    pub fn startup_phase(&self, name: &str, took: Duration) {
+        let [_, comm, load, kv, graphs, _] = &self.startup;
+        let part = match name {
+            "join the other ranks" => comm,
+            "allocate the KV cache" => kv,
+            "compile kernels" | "warm up" | "capture graphs" => graphs,
+            _ => load,
+        };
+        part.add(took.as_secs_f64());
+    }
+
+    /// Sets the startup gauges that belong to no phase. `config`: time to read the configuration; `total`: time
+    /// of the whole start.
+    pub fn started(&self, config: Duration, total: Duration) {
+        let [config_gauge, _, _, _, _, ready] = &self.startup;
         config_gauge.set(config.as_secs_f64());
         ready.set(total.as_secs_f64());
-        for (name, took) in phases {
-            let part = match *name {
-                "join the other ranks" => comm,
-                "allocate the KV cache" => kv,
-                "compile kernels" | "warm up" | "capture graphs" => graphs,
-                _ => load,
-            };
-            part.add(took.as_secs_f64());
-        }
     }
 
     pub(super) fn update(&self, stats: &[SchedulerStats]) {

@@ -34,6 +34,13 @@ impl<T> From<Vec<T>> for ReplicaOrSharedSeries<T> {
     }
 }
 
+/// Label of an info series.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct InfoLabel<'a> {
+    pub(super) name: &'a str,
+    pub(super) value: &'a str,
+}
+
 /// Registers metric families with the labels that they have in common.
 pub(super) struct MetricRegistrar<'a> {
     registry: &'a Registry,
@@ -218,9 +225,10 @@ impl<'a> MetricRegistrar<'a> {
         &self,
         name: &str,
         help: &str,
-        labels: &[(&str, &str)],
+        labels: &[InfoLabel<'_>],
     ) -> Result<Gauge, Error> {
-        let (names, values): (Vec<&str>, Vec<&str>) = labels.iter().copied().unzip();
+        let names: Vec<&str> = labels.iter().map(|label| label.name).collect();
+        let values: Vec<&str> = labels.iter().map(|label| label.value).collect();
         let family = self.add(GaugeVec::new(Opts::new(name, help), &names)?)?;
         Ok(family.with_label_values(&values))
     }
@@ -230,9 +238,10 @@ impl<'a> MetricRegistrar<'a> {
         &self,
         name: &str,
         help: &str,
-        labels: &[(&str, &str)],
+        labels: &[InfoLabel<'_>],
     ) -> Result<(), Error> {
-        let (mut names, mut values): (Vec<&str>, Vec<&str>) = labels.iter().copied().unzip();
+        let mut names: Vec<&str> = labels.iter().map(|label| label.name).collect();
+        let mut values: Vec<&str> = labels.iter().map(|label| label.value).collect();
         names.push("engine");
         let family = self.add(GaugeVec::new(Opts::new(name, help), &names)?)?;
         for engine in &self.engines {

@@ -5,6 +5,7 @@ use super::{KvCacheInfo, MetricsConfig, ServerMetrics};
 use prometheus::proto::{Metric, MetricFamily, MetricType};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
+use std::sync::Arc;
 
 /// Returns the path of the committed page, relative to the repository root.
 pub fn page_path() -> &'static str {
@@ -29,10 +30,8 @@ const OPEN_LABELS: &[&str] = &[
     "running_lora_adapters",
 ];
 
-/// Renders the page from the series of a server with all features.
-///
-/// Errors: the errors of `ServerMetrics::new`.
-pub fn reference_page() -> Result<String, prometheus::Error> {
+/// Returns the metrics of a server with all features.
+fn metrics_of_all_features() -> Result<Arc<ServerMetrics>, prometheus::Error> {
     let config = MetricsConfig::new("MODEL", 1_000_000);
     let config = MetricsConfig {
         tp_size: 2,
@@ -51,6 +50,14 @@ pub fn reference_page() -> Result<String, prometheus::Error> {
         prefix_caching: true,
         max_num_seqs: 1,
     })?;
+    Ok(metrics)
+}
+
+/// Renders the page from the series of a server with all features.
+///
+/// Errors: the errors of `ServerMetrics::new`.
+pub fn reference_page() -> Result<String, prometheus::Error> {
+    let metrics = metrics_of_all_features()?;
     let mut page = String::from(
         "# Metrics\n\nTL;DR: `GET /metrics` returns Prometheus text format 0.0.4. Names, labels and buckets \
          are vLLM's where vLLM has them; the prefix `hadron:` marks additional metrics. This page is generated from the \

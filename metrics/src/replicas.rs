@@ -2,7 +2,7 @@
 
 use super::executor_lifecycle::CAUSES;
 use super::kv_event_metrics::raise_to;
-use super::metric_registrar::MetricRegistrar;
+use super::metric_registrar::{InfoLabel, MetricRegistrar};
 use super::{KvCacheInfo, MetricsConfig};
 use prometheus::{Error, Gauge, IntCounter};
 use scheduler::{DRAFT_TOKENS_MAX, SchedulerStats};
@@ -163,11 +163,14 @@ pub(super) fn describe_cache(f: &MetricRegistrar<'_>, info: &KvCacheInfo) -> Res
         "vllm:cache_config_info",
         "Configuration of the KV cache.",
         &[
-            ("block_size", &info.block_tokens.to_string()),
-            ("num_gpu_blocks", &info.blocks.to_string()),
-            ("cache_dtype", &info.dtype),
-            ("gpu_memory_utilization", &info.memory_utilization.to_string()),
-            ("enable_prefix_caching", python(info.prefix_caching)),
+            InfoLabel { name: "block_size", value: &info.block_tokens.to_string() },
+            InfoLabel { name: "num_gpu_blocks", value: &info.blocks.to_string() },
+            InfoLabel { name: "cache_dtype", value: &info.dtype },
+            InfoLabel {
+                name: "gpu_memory_utilization",
+                value: &info.memory_utilization.to_string(),
+            },
+            InfoLabel { name: "enable_prefix_caching", value: python(info.prefix_caching) },
         ],
     )
 }

@@ -1,5 +1,7 @@
 //! Tests of the values on the metrics page after events were recorded.
 
+mod replicas;
+
 use super::*;
 use protocol::{CollectiveTiming, ExpertTokenCount, Rank, Replica, RequestId, RowError};
 use scheduler::{
@@ -58,8 +60,8 @@ fn all_series_exist_before_the_first_request() {
     assert!(page.contains("# TYPE vllm:iteration_tokens_total histogram"));
 }
 
-#[test]
-fn request_phases_are_each_observed_once() {
+/// Returns the page after a request with two choices, of which the first one was admitted.
+fn page_of_two_choices() -> String {
     let metrics = metrics();
     let arrived = Instant::now().checked_sub(Duration::from_secs(1)).unwrap();
     let mut choices: Vec<_> = RequestTimes::of_choices(2, arrived, 10, 64).collect();
@@ -72,7 +74,12 @@ fn request_phases_are_each_observed_once() {
     let last = TokenEvent { preemptions: 2, ..event(2, Some(FinishReason::Length)) };
     round.event(&mut choices[0], &last);
     drop(round);
-    let page = metrics.render(&[]).unwrap();
+    metrics.render(&[]).unwrap()
+}
+
+#[test]
+fn request_phases_are_each_observed_once() {
+    let page = page_of_two_choices();
     let (requests, latency) = count(&page, "vllm:e2e_request_latency_seconds");
     assert_eq!(requests, 2.0);
     assert!((2.0..4.0).contains(&latency), "{latency}");
@@ -125,140 +132,6 @@ fn stats(in_use: u32, generated: u64) -> SchedulerStats {
     }
 }
 
-#[test]
-fn series_are_per_replica_or_aggregated() {
-    let config = MetricsConfig { replicas: 2, ..MetricsConfig::new("m", 64) };
-    let per_replica = ServerMetrics::new(&config).unwrap();
-    let page = per_replica.render(&[stats(2, 5), stats(4, 7)]).unwrap();
-    let usage = |page: &str, engine: u32| {
-        value(page, &format!(r#"vllm:kv_cache_usage_perc{{engine="{engine}",model_name="m"}}"#))
-    };
-    assert_eq!((usage(&page, 0), usage(&page, 1)), (0.2, 0.4));
-    let aggregated = ServerMetrics::new(&MetricsConfig { aggregate: true, ..config }).unwrap();
-    let page = aggregated.render(&[stats(2, 5), stats(4, 7)]).unwrap();
-    assert!((usage(&page, 0) - 0.3).abs() < 1e-9 && !page.contains(r#"engine="1""#));
-    let tokens = r#"vllm:generation_tokens_total{engine="0",model_name="m"}"#;
-    assert_eq!(value(&page, tokens), 12.0);
-    assert_eq!(value(&aggregated.render(&[stats(1, 5), stats(1, 9)]).unwrap(), tokens), 14.0);
-    assert_eq!(value(&page, r#"vllm:num_requests_running{engine="0",model_name="m"}"#), 6.0);
-}
-
-#[test]
-fn failure_causes_and_sequences_are_per_replica() {
-    let config = MetricsConfig { replicas: 2, ..MetricsConfig::new("m", 64) };
-    let recovered_requests = ExecutorFailureCounts {
-        exited: 1,
-        heartbeat_timeout: 2,
-        step_timeout: 3,
-        reported_fault: 4,
-    };
-    let tokens = ExecutorFailureCounts {
-        exited: 10,
-        heartbeat_timeout: 20,
-        step_timeout: 30,
-        reported_fault: 40,
-    };
-    let recovered_stats = SchedulerStats {
-        requests_recovered_total: recovered_requests,
-        tokens_recomputed_total: RecomputedTokenCounts {
-            preemption: 50,
-            reset: 60,
-            executor_failure: tokens,
-        },
-        ..stats(1, 1)
-    };
-    let run = |metrics: &ServerMetrics| {
-        for (counters, base) in metrics.kv_events.iter().zip([1_u64 << 50, 1 << 49]) {
-            counters.seq.store(base + 1, Ordering::Relaxed);
-            counters.events.store(base, Ordering::Relaxed);
-            counters.replayed.store(3, Ordering::Relaxed);
-        }
-        metrics.render(&[recovered_stats.clone(), stats(1, 1)]).unwrap()
-    };
-    let of = |page: &str, name: &str, engine: u32, cause: &str| {
-        value(page, &format!(r#"{name}{{cause="{cause}",engine="{engine}",model_name="m"}}"#))
-    };
-    let page = run(&ServerMetrics::new(&config).unwrap());
-    let causes = ["exited", "silent", "late", "fault", "preemption", "reset"];
-    let recovered = "hadron:requests_recovered_total";
-    let recomputed = "hadron:tokens_recomputed_total";
-    for (cause, n) in causes.into_iter().zip(1..) {
-        let n = f64::from(n);
-        assert_eq!(of(&page, recomputed, 0, cause), 10.0 * n, "{cause}");
-        assert_eq!(of(&page, recomputed, 1, cause), 0.0, "{cause}");
-        if n <= 4.0 {
-            assert_eq!(of(&page, recovered, 0, cause), n, "{cause}");
-        }
-    }
-    let events = |page: &str, name: &str, engine: u32| {
-        value(page, &format!(r#"hadron:kv_events_{name}{{engine="{engine}",model_name="m"}}"#))
-    };
-    let (first, second) = ((1_u64 << 50) as f64, (1_u64 << 49) as f64);
-    assert_eq!([0, 1].map(|engine| events(&page, "seq", engine)), [first + 1.0, second + 1.0]);
-    assert!(page.contains(&format!(" {}\n", (1_u64 << 50) + 1)), "every digit of a number");
-    assert_eq!(events(&page, "published_total", 1), second);
-    assert_eq!(events(&page, "replayed_total", 1), 3.0);
-    let page = run(&ServerMetrics::new(&MetricsConfig { aggregate: true, ..config }).unwrap());
-    assert_eq!(
-        events(&page, "seq", 0),
-        first + 1.0,
-        "the maximum, because a sum is not a sequence number"
-    );
-    assert_eq!(events(&page, "published_total", 0), first + second);
-}
-
-#[test]
-fn requests_are_counted_on_their_replica() {
-    let config = MetricsConfig { replicas: 2, tp_size: 2, ..MetricsConfig::new("m", 64) };
-    let run = |metrics: &ServerMetrics| {
-        let mut times = RequestTimes::of_choices(1, Instant::now(), 1, 1).next().unwrap();
-        let first_run =
-            Some(FirstAdmission { replica: Replica(1), cached_tokens: 0, queued_ms: 0 });
-        let last =
-            TokenEvent { first_admission: first_run, ..event(1, Some(FinishReason::Length)) };
-        metrics.requests.delivery_round().event(&mut times, &last);
-        metrics.steps.step_sent(Replica(1), &StepTimingRecord::default());
-        metrics.steps.set_throughput(Replica(1), 2.5);
-        metrics.executors.straggler(Rank(3));
-        metrics.executors.executors_failed(Replica(1), ExecutorFailure::StepTimeout);
-        metrics.kv_events[1].batches.store(7, Ordering::Relaxed);
-        let ready = SchedulerStats { executors_ready: true, ..stats(1, 1) };
-        metrics.render(&[ready, stats(1, 1)]).unwrap()
-    };
-    let per_replica = ServerMetrics::new(&config).unwrap();
-    let page = run(&per_replica);
-    for (series, engines) in [
-        (
-            r#"vllm:request_success_total{engine="E",finished_reason="length",model_name="m"}"#,
-            [0.0, 1.0],
-        ),
-        (r#"vllm:time_to_first_token_seconds_count{engine="E",model_name="m"}"#, [0.0, 1.0]),
-        (r#"vllm:iteration_tokens_total_count{engine="E",model_name="m"}"#, [0.0, 1.0]),
-        (r#"hadron:executor_restarts_total{cause="late",engine="E",model_name="m"}"#, [0.0, 1.0]),
-        (r#"hadron:kv_events_batches_total{engine="E",model_name="m"}"#, [0.0, 7.0]),
-    ] {
-        let of = |engine: &str| value(&page, &series.replace('E', engine));
-        assert_eq!([of("0"), of("1")], engines, "{series}");
-    }
-    let of_ranks = |name: &str| {
-        let series =
-            |rank| format!(r#"{name}{{engine="{}",model_name="m",rank="{rank}"}}"#, rank / 2);
-        [0, 1, 2, 3].map(|rank| value(&page, &series(rank)))
-    };
-    assert_eq!(of_ranks("hadron:executor_up"), [1.0, 1.0, 0.0, 0.0]);
-    assert_eq!(of_ranks("hadron:late_rank_total"), [0.0, 0.0, 0.0, 1.0]);
-    assert_eq!(
-        (per_replica.steps.throughput(Replica(0)), per_replica.steps.throughput(Replica(1))),
-        (0.0, 2.5)
-    );
-    let page = run(&ServerMetrics::new(&MetricsConfig { aggregate: true, ..config }).unwrap());
-    assert!(!page.contains(r#"engine="1""#));
-    let success =
-        r#"vllm:request_success_total{engine="0",finished_reason="length",model_name="m"}"#;
-    assert_eq!(value(&page, success), 1.0);
-    assert_eq!(value(&page, r#"hadron:late_rank_total{engine="0",model_name="m",rank="3"}"#), 1.0);
-}
-
 /// Checks that the committed page of metrics is current. To regenerate it, run `UPDATE_EXPECT=1 cargo test`.
 #[test]
 fn metrics_reference_page_is_current() {
@@ -267,10 +140,13 @@ fn metrics_reference_page_is_current() {
 }
 
 #[test]
+fn dense_model_has_no_expert_series() {
+    assert!(!metrics().render(&[]).unwrap().contains("expert"));
+}
+
+#[test]
 fn expert_tokens_are_counted_per_layer_and_expert() {
     let config = MetricsConfig::new("m", 4_096);
-    let none = ServerMetrics::new(&config).unwrap();
-    assert!(!none.render(&[]).unwrap().contains("expert"), "a dense model has no expert series");
     let metrics =
         ServerMetrics::new(&MetricsConfig { experts: vec![0, 3, 3], replicas: 2, ..config })
             .unwrap();

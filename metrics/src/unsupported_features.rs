@@ -1,7 +1,7 @@
 //! Series that vLLM dashboards expect, for features that this server does not have. Their values are fixed,
 //! except for one gauge.
 
-use super::metric_registrar::MetricRegistrar;
+use super::metric_registrar::{InfoLabel, MetricRegistrar};
 use prometheus::{Error, Gauge};
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -26,7 +26,11 @@ impl UnsupportedFeatureMetrics {
         for gauge in &awake {
             gauge.set(1.0);
         }
-        let labels = [("max_lora", "0"), ("waiting_lora_adapters", ""), ("running_lora_adapters", "")];
+        let labels = [
+            InfoLabel { name: "max_lora", value: "0" },
+            InfoLabel { name: "waiting_lora_adapters", value: "" },
+            InfoLabel { name: "running_lora_adapters", value: "" },
+        ];
         Ok(Self { adapters: f.info("vllm:lora_requests_info", "LoRA adapters in use: not supported, always none. The value is the current Unix time.", &labels)? })
     }
 

@@ -71,6 +71,25 @@ fn main() {
         "| running | steps in flight | median | p99 | p99 / median | longest | ns per request | limit |"
     );
     println!("|--:|--:|--:|--:|--:|--:|--:|--:|");
+    let mut slow = slow_cases(selected);
+    println!();
+    let added = longest_prompt_submit();
+    println!(
+        "Submitting a prompt of 131,072 tokens (keys computed by the submitter) adds {added:?} to a step."
+    );
+    let longest = longest_single_request_tick(MANY_BLOCKS);
+    println!(
+        "A single request in a pool of {MANY_BLOCKS} blocks: its longest tick takes {longest:?}."
+    );
+    if longest > Duration::from_millis(1) {
+        slow.push(1);
+    }
+    assert!(!strict || slow.is_empty(), "above the bar: {slow:?} running");
+}
+
+/// Measures all cases, or only those with `selected` requests, and prints their rows. Returns the total
+/// numbers of requests of the cases above their bounds.
+fn slow_cases(selected: Option<u32>) -> Vec<u32> {
     let mut slow = Vec::new();
     for depth in [1, 2] {
         for (ranks, running, bar_us) in CASES {
@@ -86,19 +105,7 @@ fn main() {
             }
         }
     }
-    println!();
-    let added = longest_prompt_submit();
-    println!(
-        "Submitting a prompt of 131,072 tokens (keys computed by the submitter) adds {added:?} to a step."
-    );
-    let longest = longest_single_request_tick(MANY_BLOCKS);
-    println!(
-        "A single request in a pool of {MANY_BLOCKS} blocks: its longest tick takes {longest:?}."
-    );
-    if longest > Duration::from_millis(1) {
-        slow.push(1);
-    }
-    assert!(!strict || slow.is_empty(), "above the bar: {slow:?} running");
+    slow
 }
 
 fn print_row(case: &StepBenchCase, times: &StepBenchTimes) {
@@ -116,18 +123,24 @@ fn print_row(case: &StepBenchCase, times: &StepBenchTimes) {
     );
 }
 
-/// Fills the scheduler with requests, then times single steps. One step contains the batches of all ranks.
-fn measure(case: &StepBenchCase) -> StepBenchTimes {
-    let steps = if case.total_requests() >= 8_000 { STEPS / 2 } else { STEPS } as u32;
-    let length = PROMPT + 4 * steps;
-    let mut scheduler = scheduler(case, length);
+/// Returns the requests of a case, each with at most `length` tokens.
+fn submissions(case: &StepBenchCase, scheduler: &Scheduler, length: u32) -> Vec<SchedulerEvent> {
     let mut inbox = Vec::new();
     for id in 0..case.total_requests() {
         // Lengths differ, as in real traffic, so that steps allocate blocks at different times.
         let prompt_len = PROMPT - id * 7 % BLOCK_TOKENS;
         let rank = Replica((id % u32::from(case.ranks)) as u16);
-        inbox.push(submit(&scheduler, u64::from(id), prompt_len, length - prompt_len, rank));
+        inbox.push(submit(scheduler, u64::from(id), prompt_len, length - prompt_len, rank));
     }
+    inbox
+}
+
+/// Fills the scheduler with requests, then times single steps. One step contains the batches of all ranks.
+fn measure(case: &StepBenchCase) -> StepBenchTimes {
+    let steps = if case.total_requests() >= 8_000 { STEPS / 2 } else { STEPS } as u32;
+    let length = PROMPT + 4 * steps;
+    let mut scheduler = scheduler(case, length);
+    let mut inbox = submissions(case, &scheduler, length);
     let mut effects = Vec::new();
     // Runs the prefill and then decode steps until all requests are running, so that no reused buffer grows
     // in the timed steps.

@@ -1,7 +1,7 @@
 //! Rejects requests that can never fit in the KV cache and requests that exceed the queue limits, before any
 //! step.
 
-use crate::{RejectReason, RequestSubmission, SchedulerConfig};
+use crate::{RejectReason, RequestSubmission, SchedulerConfig, SchedulerLimits};
 
 /// Number of waiting requests and total number of their tokens, over all replicas. The queue limits bound
 /// both numbers.
@@ -28,20 +28,11 @@ fn exceeds_limits(
     pool: u32,
 ) -> Option<RejectReason> {
     let limits = &config.limits;
-    let (vocab_size, max_model_len) = (limits.vocab_size, limits.max_model_len);
-    let prompt_len = submit.tokens.len() as u64;
-    let max_tokens = submit.max_tokens;
-    if prompt_len == 0 {
-        return Some(RejectReason::EmptyPrompt);
+    if let Some(reason) = invalid_prompt(submit, limits) {
+        return Some(reason);
     }
-    // A pooling request samples no token, so its prompt needs no position for an output token.
-    let output_min = u64::from(submit.sampling.pooling.is_none());
-    if prompt_len + output_min > u64::from(max_model_len) {
-        return Some(RejectReason::PromptTooLong { prompt_len, max_model_len });
-    }
-    if let Some(&token) = submit.tokens.iter().find(|&&token| token >= vocab_size) {
-        return Some(RejectReason::UnknownToken { token, vocab_size });
-    }
+    let (prompt_len, max_tokens) = (submit.tokens.len() as u64, submit.max_tokens);
+    let max_model_len = limits.max_model_len;
     let total = prompt_len + u64::from(max_tokens);
     if total > u64::from(max_model_len) {
         return Some(RejectReason::TotalTooLong { prompt_len, max_tokens, max_model_len });
@@ -53,6 +44,22 @@ fn exceeds_limits(
     }
     let replica = submit.replica.filter(|replica| replica.0 >= config.replicas)?;
     Some(RejectReason::UnknownReplica { replica: replica.0, replicas: config.replicas })
+}
+
+/// Returns the reason to reject the prompt of `submit`, without regard to the number of output tokens.
+fn invalid_prompt(submit: &RequestSubmission, limits: &SchedulerLimits) -> Option<RejectReason> {
+    let (vocab_size, max_model_len) = (limits.vocab_size, limits.max_model_len);
+    let prompt_len = submit.tokens.len() as u64;
+    if prompt_len == 0 {
+        return Some(RejectReason::EmptyPrompt);
+    }
+    // A pooling request samples no token, so its prompt needs no position for an output token.
+    let output_min = u64::from(submit.sampling.pooling.is_none());
+    if prompt_len + output_min > u64::from(max_model_len) {
+        return Some(RejectReason::PromptTooLong { prompt_len, max_model_len });
+    }
+    let &token = submit.tokens.iter().find(|&&token| token >= vocab_size)?;
+    Some(RejectReason::UnknownToken { token, vocab_size })
 }
 
 fn queue_is_full(

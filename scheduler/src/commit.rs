@@ -129,6 +129,19 @@ fn admit(state: &mut ReplicaRequests, kv: &KvCache, plan: &StepPlan, now_ms: u64
     }
 }
 
+/// Panics if a planned row writes positions that the block tables of its request do not cover.
+fn check_table_positions(request: &Request, kv: &KvCache, plan: &PlannedRow) {
+    let entries = request.smallest_table(kv);
+    let table_positions = u64::from(entries) * u64::from(kv.block_tokens());
+    let end = u64::from(plan.start + plan.len) + u64::from(request.draft_slack);
+    let end = end + u64::from(plan.drafts);
+    assert!(
+        end <= table_positions,
+        "{:?} writes up to position {end}, its block tables cover {table_positions} positions",
+        request.id
+    );
+}
+
 /// Writes the rows of the batch, advances the computed positions of their requests, and adds the step to
 /// `steps_in_flight`, even if the step has no rows.
 pub(crate) fn write_batch_rows(
@@ -142,15 +155,7 @@ pub(crate) fn write_batch_rows(
     rows_in_flight.reserve(planned.len());
     let rows = planned.iter().map(|plan| {
         let request = &mut state.requests[plan.slot];
-        let entries = request.smallest_table(kv);
-        let table_positions = u64::from(entries) * u64::from(kv.block_tokens());
-        let end = u64::from(plan.start + plan.len) + u64::from(request.draft_slack);
-        let end = end + u64::from(plan.drafts);
-        assert!(
-            end <= table_positions,
-            "{:?} writes up to position {end}, its block tables cover {table_positions} positions",
-            request.id
-        );
+        check_table_positions(request, kv, plan);
         let samples = request.samples_at(plan.start + plan.len);
         rows_in_flight.push(ScheduledRow {
             slot: plan.slot,

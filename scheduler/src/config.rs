@@ -60,6 +60,13 @@ impl SchedulerConfig {
             }
         }
         self.kv.validate()?;
+        self.validate_pool()
+    }
+
+    /// Checks that the KV pool fits the limits.
+    fn validate_pool(&self) -> Result<(), SchedulerConfigError> {
+        let limits = &self.limits;
+        let block_tokens = self.kv.spec.block_tokens;
         if self.kv.spec.has_state() && limits.draft_tokens > 0 {
             let draft_tokens = limits.draft_tokens;
             return Err(SchedulerConfigError::SpeculationWithState { draft_tokens });

@@ -20,12 +20,15 @@ pub fn assign_request_ids(submits: &mut [RequestSubmission], first: u64, hasher:
     }
 }
 
-/// Returns the ids of all requests in flight with a client id for which `matches` returns true.
-pub fn request_ids_by_client_id<N: AsRef<str>>(
-    in_flight: impl Iterator<Item = (RequestId, N)>,
+/// Returns the ids of all requests in flight with a client id for which `matches` returns true. `id` and
+/// `client_id` return the id and the client id of a request in flight.
+pub fn request_ids_by_client_id<T>(
+    in_flight: impl Iterator<Item = T>,
+    id: impl Fn(&T) -> RequestId,
+    client_id: impl Fn(&T) -> &str,
     matches: impl Fn(&str) -> bool,
 ) -> Vec<RequestId> {
-    in_flight.filter(|(_, name)| matches(name.as_ref())).map(|(id, _)| id).collect()
+    in_flight.filter(|request| matches(client_id(request))).map(|request| id(&request)).collect()
 }
 
 #[cfg(test)]
@@ -66,8 +69,10 @@ mod tests {
         assert_eq!(different[0].block_keys, two[0].block_keys);
         assert_ne!(different[1].block_keys, two[0].block_keys);
         let in_flight = || [(RequestId(8), "3"), (RequestId(9), "3"), (RequestId(10), "4")];
-        let matching =
-            |name: &str| request_ids_by_client_id(in_flight().into_iter(), |other| other == name);
+        let matching = |name: &str| {
+            let in_flight = in_flight().into_iter();
+            request_ids_by_client_id(in_flight, |(id, _)| *id, |(_, name)| name, |id| id == name)
+        };
         assert_eq!(matching("3"), [RequestId(8), RequestId(9)]);
         assert_eq!(matching("8"), []);
     }

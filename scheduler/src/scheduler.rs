@@ -1,25 +1,26 @@
 //! The scheduler: `tick(now, inbox) -> effects`. It is the only module of the crate that reads messages and
 //! time.
 
+mod executor_changes;
+mod invariants;
+mod lockstep_step;
+
 use crate::admission_control::{QueueBacklog, reject_reason};
 use crate::apply::apply;
-use crate::commit::{commit, write_batch_rows};
-use crate::lockstep::{self, LockstepBatchFields, PrefillGate};
-use crate::plan::plan;
-use crate::replica_router::{ReplicaLoad, ReplicaRouter};
+use crate::lockstep::PrefillGate;
+use crate::replica_router::ReplicaRouter;
 use crate::replica_state::ReplicaState;
 use crate::request::Request;
 use crate::request_index::{RequestIndex, RequestLocation};
 use crate::slab::SlabSlot;
 use crate::stats::RequeueReason;
 use crate::{
-    AbortCause, ControlCommand, ExecutorFailure, FinishReason, PromptHasher, RejectReason,
-    RequestError, RequestSubmission, SchedulerConfig, SchedulerConfigError, SchedulerEffect,
-    SchedulerEvent, SchedulerLimits, SchedulerStats, StopReason, TickPhase, TickTimer, TokenEvent,
+    AbortCause, ControlCommand, FinishReason, PromptHasher, RejectReason, RequestSubmission,
+    SchedulerConfig, SchedulerConfigError, SchedulerEffect, SchedulerEvent, SchedulerLimits,
+    SchedulerStats, StopReason, TickPhase, TickTimer, TokenEvent,
 };
 use kvcache::KvCache;
-use protocol::{Batch, Epoch, Replica, RequestId, StepOutput};
-use std::ops::Range;
+use protocol::{Epoch, Replica, RequestId, StepOutput};
 
 /// Schedules every replica and owns every KV block.
 #[derive(Debug)]
@@ -300,229 +301,9 @@ impl Scheduler {
         state.running.retain(|slot| requests.get(slot).is_some());
     }
 
-    /// Handles an executor failure. In lockstep, all replicas of the group fail. Without lockstep, the
-    /// waiting requests of the failed replica migrate to ready replicas.
-    fn handle_executor_failure(&mut self, replica: Replica, failure: ExecutorFailure) {
-        let replica = usize::from(replica.0);
-        for failed in self.group_of(replica) {
-            self.replicas[failed].on_executor_failure(self.now_ms, failure);
-        }
-        self.migrate_queue(replica);
-    }
-
-    /// Migrates waiting requests of a failed replica to ready replicas with large enough pools. Ranks of a
-    /// lockstep group cannot migrate requests.
-    fn migrate_queue(&mut self, from: usize) {
-        if self.config.lockstep || self.replicas[from].is_ready() {
-            return;
-        }
-        let waiting: Vec<SlabSlot> = self.replicas[from].state.waiting.slots().collect();
-        for slot in waiting {
-            self.migrate_request(from, slot);
-        }
-    }
-
-    /// Migrates a waiting request to the ready replica with the lowest load among those with a large enough
-    /// KV pool, unless the client selected the replica. Returns whether the request migrated. Pool sizes
-    /// differ if executors were restarted with less memory.
-    fn migrate_request(&mut self, from: usize, slot: SlabSlot) -> bool {
-        let request = &self.replicas[from].state.requests[slot];
-        let (limit, pinned) = (request.limit, request.cold_fields.params.pinned_to_replica);
-        let can_host =
-            |&i: &usize| i != from && self.replicas[i].is_ready() && self.pool_can_hold(i, limit);
-        let targets = (0..self.replicas.len()).filter(can_host);
-        let least_loaded = targets.min_by_key(|&i| (self.replicas[i].load.tokens, i));
-        let Some(to) = least_loaded.filter(|_| !pinned) else { return false };
-        let ReplicaState { state, load, stats_changed, .. } = &mut self.replicas[from];
-        let request = state.requests.remove(slot);
-        state.waiting.remove(request.cold_fields.queue_key);
-        state.waiting_tokens -= u64::from(request.len);
-        load.release(request.cold_fields.params.load_tokens);
-        *stats_changed = true;
-        self.enqueue(to, request);
-        true
-    }
-
-    /// Returns whether a replica's pool can hold a request of `limit` tokens.
-    fn pool_can_hold(&self, replica: usize, limit: u32) -> bool {
-        let kv = &self.replicas[replica].kv;
-        let in_flight = self.config.limits.request_tokens_in_flight();
-        self.config.kv.spec.blocks_of_request(limit, in_flight) <= kv.counts().pool
-    }
-
-    /// Handles a replica whose executors have been restored. Requests that no longer fit its KV pool migrate
-    /// or fail; waiting requests of replicas that are still failed may migrate to it.
-    fn handle_executors_ready(
-        &mut self,
-        replica: Replica,
-        blocks: u32,
-        capture_sizes: Vec<u32>,
-        effects: &mut Vec<SchedulerEffect>,
-    ) {
-        let index = usize::from(replica.0);
-        let restored = &mut self.replicas[index];
-        if restored.is_ready() {
-            return;
-        }
-        flush_kv_events(replica, restored, effects);
-        restored.on_executors_restored(&self.config.kv, blocks, capture_sizes);
-        restored.kv.set_time(self.now_ms);
-        let state = &self.replicas[index].state;
-        let waiting = state.waiting.slots().map(|slot| (slot, &state.requests[slot]));
-        let too_large = waiting.filter(|(_, request)| !self.pool_can_hold(index, request.limit));
-        let too_large: Vec<_> = too_large.map(|(slot, request)| (slot, request.id)).collect();
-        for (slot, id) in too_large {
-            if self.config.lockstep || !self.migrate_request(index, slot) {
-                self.finish_request(id, FinishReason::Error(RequestError::ReplicaUnavailable));
-            }
-        }
-        for failed in 0..self.replicas.len() {
-            self.migrate_queue(failed);
-        }
-    }
-
-    /// Fails the waiting requests of replicas that have been failed for longer than the failure timeout.
-    fn fail_expired_requests(&mut self) {
-        let timeout = self.config.limits.failure_timeout_ms;
-        for index in 0..self.replicas.len() {
-            let replica = &self.replicas[index];
-            let expired = |since: u64| self.now_ms.saturating_sub(since) >= timeout;
-            if !replica.failed_at_ms.is_some_and(expired) || replica.state.waiting.is_empty() {
-                continue;
-            }
-            let waiting = replica.state.waiting.slots();
-            let ids: Vec<_> = waiting.map(|slot| replica.state.requests[slot].id).collect();
-            for id in ids {
-                self.finish_request(id, FinishReason::Error(RequestError::ReplicaUnavailable));
-            }
-        }
-    }
-
-    /// Returns the groups of replicas that run each step together: one lockstep group, or each replica alone.
-    fn groups(&self) -> impl Iterator<Item = Range<usize>> + use<> {
-        let count = self.replicas.len();
-        let size = if self.config.lockstep { count } else { 1 };
-        (0..count).step_by(size).map(move |first| first..first + size)
-    }
-
-    fn group_of(&self, replica: usize) -> Range<usize> {
-        if self.config.lockstep { 0..self.replicas.len() } else { replica..replica + 1 }
-    }
-
-    /// Plans and sends one step of a group of replicas that step together. Returns whether another step may
-    /// follow in this tick.
-    fn step(
-        &mut self,
-        group: Range<usize>,
-        effects: &mut Vec<SchedulerEffect>,
-        phase_timer: &mut dyn TickTimer,
-    ) -> bool {
-        let limits = &self.config.limits;
-        let replicas = &mut self.replicas[group.clone()];
-        let has_capacity =
-            |d: &ReplicaState| d.state.steps_in_flight.len() < limits.steps_in_flight as usize;
-        if !replicas.iter().all(|replica| replica.is_ready() && has_capacity(replica)) {
-            return false;
-        }
-        for replica in &mut *replicas {
-            let recycled = std::mem::take(&mut replica.plan);
-            replica.plan = plan(&replica.state, &replica.kv, limits, recycled);
-        }
-        if self.config.lockstep && self.config.prefill_gate {
-            lockstep::delay_prefill(&mut self.prefill_gate, replicas, limits);
-        }
-        phase_timer.phase_done(TickPhase::Plan);
-        let has_rows = replicas.iter().any(|replica| !replica.plan.rows.is_empty());
-        // If the plans preempt requests and have no rows, another step may still follow in this tick: the
-        // freed blocks may allow an admission.
-        let may_continue =
-            has_rows || replicas.iter().any(|replica| !replica.plan.preempt.is_empty());
-        let LockstepBatchFields { dispatch, moe_tokens, draft_rows } =
-            lockstep::batch_headers(replicas, limits);
-        let lockstep_only = |count: u32| if self.config.lockstep { count } else { 0 };
-        let (moe_tokens, draft_rows) = (lockstep_only(moe_tokens), lockstep_only(draft_rows));
-        for (i, replica) in group.zip(replicas) {
-            let ReplicaState { state, kv, plan, .. } = replica;
-            commit(state, kv, plan, self.now_ms);
-            if has_rows {
-                let rows = write_batch_rows(state, kv, &plan.rows, limits);
-                replica.record_step();
-                let (step, epoch) = (replica.state.step, replica.epoch);
-                let batch = Batch { step, epoch, dispatch, moe_tokens, draft_rows, rows };
-                effects.push(SchedulerEffect::SendBatch { replica: Replica(i as u16), batch });
-            }
-        }
-        phase_timer.phase_done(TickPhase::Commit);
-        may_continue
-    }
-
-    /// Emits the token events, prefix index changes and statistics of this tick.
-    fn emit_effects(&mut self, effects: &mut Vec<SchedulerEffect>) {
-        if !self.token_events.is_empty() {
-            let capacity = self.token_events.len();
-            let events = std::mem::replace(&mut self.token_events, Vec::with_capacity(capacity));
-            effects.push(SchedulerEffect::TokenEvents(events));
-        }
-        for (i, replica) in self.replicas.iter_mut().enumerate() {
-            let id = Replica(i as u16);
-            flush_kv_events(id, replica, effects);
-            if std::mem::take(&mut replica.stats_changed) {
-                effects.push(SchedulerEffect::Stats(replica.stats(id)));
-            }
-        }
-    }
-
     /// Returns the current statistics of a replica, as the next `SchedulerEffect::Stats` would report them.
     pub fn stats(&self, replica: Replica) -> SchedulerStats {
         self.replicas[usize::from(replica.0)].stats(replica)
-    }
-
-    /// Recomputes the block reference counts from the block tables, and the counters from the requests;
-    /// panics on a difference. Visits every block of every KV pool.
-    pub fn check(&self) {
-        for replica in &self.replicas {
-            replica.kv.check(replica.state.block_tables());
-            replica.kv.check_states(replica.state.state_slots());
-            let in_flight = self.config.limits.request_tokens_in_flight();
-            let spec = &self.config.kv.spec;
-            replica.state.check_reserves(|len| spec.blocks_of_request(len, in_flight));
-        }
-        self.check_requests();
-    }
-
-    /// Recomputes the counters of requests and sequence slots; panics on a difference. The check runs in the
-    /// tick in which the scheduler becomes idle and delays requests that arrive then, so its cost must not
-    /// depend on the number of blocks.
-    fn check_requests(&self) {
-        let mut live = 0;
-        for (index, replica) in self.replicas.iter().enumerate() {
-            replica.state.check(&replica.kv, self.config.limits.max_num_seqs);
-            let mut load = ReplicaLoad::default();
-            for (slot, request) in replica.state.requests.iter() {
-                let location = self.request_index.get(&request.id);
-                assert_eq!(
-                    location,
-                    Some(&RequestLocation { replica: index, slot }),
-                    "{:?} is not in the request index",
-                    request.id
-                );
-                load.charge(request.cold_fields.params.load_tokens);
-                live += 1;
-            }
-            assert_eq!(load, replica.load, "load of replica {index} miscounted");
-        }
-        assert_eq!(live, self.request_index.len(), "a finished request is still indexed");
-    }
-}
-
-/// Emits the changes of a replica's prefix index, and the lifetimes of evicted blocks.
-fn flush_kv_events(replica: Replica, state: &mut ReplicaState, effects: &mut Vec<SchedulerEffect>) {
-    if state.kv.has_events() {
-        effects.push(SchedulerEffect::KvEvents { replica, events: state.kv.take_events() });
-    }
-    if state.kv.has_lifetimes() {
-        effects
-            .push(SchedulerEffect::BlocksEvicted { replica, lifetimes: state.kv.take_lifetimes() });
     }
 }
 

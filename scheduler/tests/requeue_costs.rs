@@ -119,31 +119,22 @@ fn failure_and_recompute_are_counted_on_their_replicas() {
     harness.complete_step(0); // The prompt and one output token are computed or in flight.
     harness.complete_step(0);
     harness.fail_executors(0, ExecutorFailure::HeartbeatTimeout);
-    let recovered =
-        ExecutorFailureCounts { heartbeat_timeout: 1, ..ExecutorFailureCounts::default() };
+    let none = ExecutorFailureCounts::default();
+    let recovered = ExecutorFailureCounts { heartbeat_timeout: 1, ..none };
     assert_eq!(harness.failure_costs(0), (recovered, RecomputedTokenCounts::default()));
-    let failure_counts =
-        ExecutorFailureCounts { heartbeat_timeout: 8, ..ExecutorFailureCounts::default() };
+    let failure_counts = ExecutorFailureCounts { heartbeat_timeout: 8, ..none };
     let recomputed = RecomputedTokenCounts {
         executor_failure: failure_counts,
         ..RecomputedTokenCounts::default()
     };
-    assert_eq!(
-        harness.failure_costs(1),
-        (ExecutorFailureCounts::default(), recomputed),
-        "replica 1 recomputes"
-    );
+    assert_eq!(harness.failure_costs(1), (none, recomputed), "replica 1 recomputes");
     // The second failure has another cause. No other replica is ready, so the request waits for restored
     // executors.
     harness.fail_executors(1, ExecutorFailure::ReportedFault);
-    let recovered = ExecutorFailureCounts { reported_fault: 1, ..ExecutorFailureCounts::default() };
+    let recovered = ExecutorFailureCounts { reported_fault: 1, ..none };
     assert_eq!(harness.failure_costs(1), (recovered, recomputed));
-    let ready = SchedulerEvent::ExecutorsReady {
-        replica: Replica(1),
-        blocks: 16,
-        capture_sizes: Vec::new(),
-    };
-    harness.tick(ready);
+    let (replica, capture_sizes) = (Replica(1), Vec::new());
+    harness.tick(SchedulerEvent::ExecutorsReady { replica, blocks: 16, capture_sizes });
     let failure_counts = ExecutorFailureCounts { reported_fault: 8, ..failure_counts };
     assert_eq!(
         harness.failure_costs(1),

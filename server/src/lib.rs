@@ -40,6 +40,7 @@ mod piece_body;
 pub mod pooling;
 mod probes;
 mod profile;
+mod query_parameters;
 mod rejection_log;
 mod render;
 mod request_body;

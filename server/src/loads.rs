@@ -3,9 +3,9 @@
 
 use super::api_error::ApiError;
 use super::app::AppState;
+use super::query_parameters::{ExtractedQuery, QueryParameter, query_parameters};
 use axum::Json;
-use axum::extract::rejection::QueryRejection;
-use axum::extract::{Query, State};
+use axum::extract::State;
 use metrics::{KvCacheInfo, ServerMetrics, StepTimingRecord};
 use scheduler::SchedulerStats;
 use serde::Serialize;
@@ -29,9 +29,9 @@ struct LoadsQuery {
 }
 
 impl LoadsQuery {
-    fn of(pairs: &[(String, String)]) -> Result<Self, ApiError> {
+    fn of(parameters: &[QueryParameter]) -> Result<Self, ApiError> {
         let mut query = Self::default();
-        for (name, value) in pairs {
+        for QueryParameter { name, value } in parameters {
             match name.as_str() {
                 "include" => query.steps = steps_included(value)?,
                 "dp_rank" => {
@@ -103,12 +103,9 @@ pub(crate) struct ReplicaLoadEntry {
 /// Handles `/v1/loads`.
 pub(crate) async fn loads(
     State(app): State<Arc<AppState>>,
-    query: Result<Query<Vec<(String, String)>>, QueryRejection>,
+    query: ExtractedQuery,
 ) -> Result<Json<LoadsResponse>, ApiError> {
-    let Ok(Query(pairs)) = query else {
-        return Err(ApiError::invalid("query", "is not name=value pairs in UTF-8"));
-    };
-    let query = LoadsQuery::of(&pairs)?;
+    let query = LoadsQuery::of(&query_parameters(query)?)?;
     let serving = app.serving()?;
     let metrics = &serving.metrics;
     let all = serving.client.replica_stats();

@@ -3,14 +3,19 @@
 //!
 //! `null` always means that the field is absent. Every error names the field and its allowed values.
 
+mod field_lookups;
+mod field_values;
+
 use super::api_error::ApiError;
 use super::ignored_parts::IgnoredRequestParts;
 use super::strict_json::JsonValue;
+pub(crate) use field_lookups::{FieldKind, FieldLookupRecord};
+use field_values::{as_float, as_int, out_of_range, printable};
+pub(crate) use field_values::{int_list, string_list, wrong_type};
 use std::ops::RangeInclusive;
 
 /// Limits of the ignored field names in the reply header: number of names, and bytes per name.
 const IGNORED_MAX: usize = 10;
-const IGNORED_NAME_BYTES: usize = 64;
 
 /// Fields of one JSON object that have not been extracted yet.
 pub struct RequestFields {
@@ -22,60 +27,24 @@ pub struct RequestFields {
     hints: IgnoredRequestParts,
 }
 
-/// Record of a field lookup; the OpenAPI document is generated from these records.
-#[derive(Debug, Clone, PartialEq)]
-pub struct FieldLookupRecord {
-    /// Name of the field.
-    pub name: String,
-    /// Type and range given in the lookup of the field.
-    pub kind: FieldKind,
-}
-
-/// Type and range of a field, as far as its lookup specifies them.
-#[derive(Debug, Clone, PartialEq)]
-pub enum FieldKind {
-    /// Any JSON value; the calling code checks it.
-    Any,
-    /// `true` or `false`.
-    Bool,
-    /// Integer in a range.
-    Int(RangeInclusive<i64>),
-    /// Number in a range.
-    Float {
-        /// Range of the number.
-        range: RangeInclusive<f32>,
-        /// Whether the lower bound is excluded.
-        low_open: bool,
-    },
-    /// String of at most this number of bytes.
-    Str(usize),
-    /// List of integers in a range.
-    Ints {
-        /// Range of the integers.
-        range: RangeInclusive<i64>,
-        /// Maximum length of the list.
-        len_max: usize,
-    },
-    /// List of non-empty strings of limited length.
-    Strings {
-        /// Maximum length of a string in bytes.
-        bytes_max: usize,
-        /// Maximum length of the list.
-        len_max: usize,
-    },
-}
-
 impl RequestFields {
-    /// Creates the fields from `pairs`; drops fields whose value is null.
-    fn new(path: String, mut pairs: Vec<(String, JsonValue)>) -> Self {
-        pairs.retain(|(_, value)| *value != JsonValue::Null);
-        Self { path, pairs, lookups: None, hints: IgnoredRequestParts::default() }
+    fn empty(path: String) -> Self {
+        let (pairs, hints) = (Vec::new(), IgnoredRequestParts::default());
+        Self { path, pairs, lookups: None, hints }
+    }
+
+    /// Drops fields whose value is null.
+    fn without_null(mut self) -> Self {
+        self.pairs.retain(|(_, value)| *value != JsonValue::Null);
+        self
     }
 
     /// Returns the fields of a request body, which must be an object.
     pub fn of_body(body: JsonValue) -> Result<Self, ApiError> {
         match body {
-            JsonValue::Object(pairs) => Ok(Self::new(String::new(), pairs)),
+            JsonValue::Object(pairs) => {
+                Ok(Self { pairs, ..Self::empty(String::new()) }.without_null())
+            }
             other => {
                 let message = format!("the body must be a JSON object, not {}", other.kind());
                 Err(ApiError::invalid("", message))
@@ -86,7 +55,7 @@ impl RequestFields {
     /// Returns the fields of the object `value`, which is the value of the field `path`.
     pub fn of(path: String, value: JsonValue) -> Result<Self, ApiError> {
         match value {
-            JsonValue::Object(pairs) => Ok(Self::new(path, pairs)),
+            JsonValue::Object(pairs) => Ok(Self { pairs, ..Self::empty(path) }.without_null()),
             other => Err(wrong_type(path, "an object", &other)),
         }
     }
@@ -332,115 +301,4 @@ impl RequestFields {
         names.sort_unstable();
         names.into_iter().take(IGNORED_MAX).map(printable).collect()
     }
-}
-
-/// Parses a list of integers; `path` is the field name in errors.
-pub(crate) fn int_list(
-    path: &str,
-    value: JsonValue,
-    range: RangeInclusive<i64>,
-    len_max: usize,
-) -> Result<Vec<i64>, ApiError> {
-    let list = match value {
-        JsonValue::Ints(list) => list,
-        JsonValue::List(list) => {
-            let int = |(index, item)| {
-                as_int(item).ok_or_else(|| {
-                    let message = format!("must be an integer, not {}", item.kind());
-                    ApiError::invalid(format!("{path}[{index}]"), message)
-                })
-            };
-            list.iter().enumerate().map(int).collect::<Result<_, _>>()?
-        }
-        other => return Err(wrong_type(path.to_owned(), "a list of integers", &other)),
-    };
-    check_len(path, list.len(), len_max)?;
-    match list.iter().position(|id| !range.contains(id)) {
-        None => Ok(list),
-        Some(index) => {
-            let (low, high) = (range.start(), range.end());
-            let message = format!("must be from {low} to {high}, got {}", list[index]);
-            Err(ApiError::invalid(format!("{path}[{index}]"), message))
-        }
-    }
-}
-
-/// Parses a list of strings of 1 to `bytes_max` bytes; `path` is the field name in errors.
-pub(crate) fn string_list(
-    path: &str,
-    value: JsonValue,
-    bytes_max: usize,
-    len_max: usize,
-) -> Result<Vec<String>, ApiError> {
-    let list = match value {
-        JsonValue::List(list) => list,
-        JsonValue::Ints(list) => {
-            check_len(path, list.len(), len_max)?;
-            return Err(ApiError::invalid(
-                format!("{path}[0]"),
-                "must be a string, not an integer",
-            ));
-        }
-        other => return Err(wrong_type(path.to_owned(), "a list of strings", &other)),
-    };
-    check_len(path, list.len(), len_max)?;
-    let check = |(index, item)| match item {
-        JsonValue::Str(s) if (1..=bytes_max).contains(&s.len()) => Ok(s),
-        JsonValue::Str(s) => {
-            let message = format!("must have 1 to {bytes_max} bytes, got {}", s.len());
-            Err(ApiError::invalid(format!("{path}[{index}]"), message))
-        }
-        other => Err(wrong_type(format!("{path}[{index}]"), "a string", &other)),
-    };
-    list.into_iter().enumerate().map(check).collect()
-}
-
-/// Creates the 400 error: the value of the field `path` has the wrong type.
-pub(crate) fn wrong_type(path: String, expected: &str, got: &JsonValue) -> ApiError {
-    ApiError::invalid(path, format!("must be {expected}, not {}", got.kind()))
-}
-
-fn check_len(path: &str, len: usize, len_max: usize) -> Result<(), ApiError> {
-    if len <= len_max {
-        return Ok(());
-    }
-    Err(ApiError::invalid(path, format!("at most {len_max} entries, got {len}")))
-}
-
-fn out_of_range(path: String, expected: &str, got: &JsonValue) -> ApiError {
-    match got {
-        JsonValue::Int(value) => {
-            ApiError::invalid(path, format!("must be {expected}, got {value}"))
-        }
-        JsonValue::Float(value) => {
-            ApiError::invalid(path, format!("must be {expected}, got {value}"))
-        }
-        JsonValue::LargeInt(_) => {
-            ApiError::invalid(path, format!("must be {expected}, got {}", got.kind()))
-        }
-        other => wrong_type(path, expected, other),
-    }
-}
-
-/// Returns a number without fractional part as an integer, because JSON Schema regards `5.0` as an integer.
-fn as_int(value: &JsonValue) -> Option<i64> {
-    const END: f64 = 9_223_372_036_854_775_808.0; // 2^63
-    match value {
-        JsonValue::Int(value) => Some(*value),
-        JsonValue::Float(value) if value.fract() == 0.0 && (-END..END).contains(value) => {
-            Some(*value as i64)
-        }
-        _ => None,
-    }
-}
-
-fn as_float(value: &JsonValue) -> Option<f32> {
-    value.as_f64().map(|number| number as f32).filter(|x| x.is_finite())
-}
-
-/// Replaces the characters of a field name that are not valid in a header, and shortens the name; the client
-/// may send any name.
-fn printable(name: &str) -> String {
-    let safe = name.chars().map(|c| if c.is_ascii_graphic() && c != ',' { c } else { '?' });
-    safe.take(IGNORED_NAME_BYTES).collect()
 }

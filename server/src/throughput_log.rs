@@ -95,15 +95,19 @@ pub async fn log_throughput(app: Arc<AppState>, interval: Duration) {
 mod tests {
     use super::*;
 
-    #[test]
-    fn throughput_is_measured_between_two_statistics() {
-        let before = SchedulerStats {
+    fn first_statistics() -> SchedulerStats {
+        SchedulerStats {
             prompt_tokens_total: 100,
             generated_tokens_total: 50,
             prefix_queries_total: 100,
             prefix_hits_total: 10,
             ..SchedulerStats::default()
-        };
+        }
+    }
+
+    #[test]
+    fn throughput_is_measured_between_two_statistics() {
+        let before = first_statistics();
         let mut now = before.clone();
         let ten_seconds = Duration::from_secs(10);
         assert_eq!(ReplicaThroughput::between(&before, &now, ten_seconds), None);

@@ -50,8 +50,7 @@ pub(super) fn run(args: &BenchOpsArgs, environment: &ProcessEnvironment) -> Resu
         tracing::warn!("{name} is quantised; its shapes are measured with unquantised weights");
     }
     let config = bench_config(args, environment, model);
-    let dtype = config.dtype;
-    let kind = config.device;
+    let (dtype, kind) = (config.dtype, config.device);
     let bench = OpBench::open(config).with_context(|| {
         format!("cannot open the device ({kind:?}); select another one with --device")
     })?;
@@ -68,12 +67,8 @@ pub(super) fn run(args: &BenchOpsArgs, environment: &ProcessEnvironment) -> Resu
     print(&levels)?;
     let dtype = format!("{dtype:?}").to_lowercase();
     let settings = json!({
-        "model": name,
-        "device": device,
-        "dtype": dtype,
-        "context": args.context,
-        "block_size": args.block_size,
-        "repeats": args.repeats,
+        "model": name, "device": device, "dtype": dtype, "context": args.context,
+        "block_size": args.block_size, "repeats": args.repeats,
     });
     tracing::info!(%device, model = name, dtype, "ops measured");
     report::write(args.output.as_deref(), &report::result("ops", &settings, &levels))?;
@@ -103,6 +98,18 @@ fn model(args: &BenchOpsArgs, environment: &ProcessEnvironment) -> Result<ModelC
     Ok(ModelConfig::from_dir_with(&dir, &Map::new())?)
 }
 
+fn model_dtype(arg: DtypeArg, checkpoint: Option<CheckpointDType>) -> executor::ModelDtype {
+    match (arg, checkpoint) {
+        (DtypeArg::Float32, _) | (DtypeArg::Auto, Some(CheckpointDType::F32)) => {
+            executor::ModelDtype::Float32
+        }
+        (DtypeArg::Float16, _) | (DtypeArg::Auto, Some(CheckpointDType::F16)) => {
+            executor::ModelDtype::Float16
+        }
+        (DtypeArg::Bfloat16 | DtypeArg::Auto, _) => executor::ModelDtype::Bfloat16,
+    }
+}
+
 fn bench_config(
     args: &BenchOpsArgs,
     environment: &ProcessEnvironment,
@@ -123,15 +130,7 @@ fn bench_config(
         gpu: args.device_id,
         kernel_cache: environment.kernel_cache.clone(),
         threads: args.threads,
-        dtype: match (args.dtype, model.dtype) {
-            (DtypeArg::Float32, _) | (DtypeArg::Auto, Some(CheckpointDType::F32)) => {
-                executor::ModelDtype::Float32
-            }
-            (DtypeArg::Float16, _) | (DtypeArg::Auto, Some(CheckpointDType::F16)) => {
-                executor::ModelDtype::Float16
-            }
-            (DtypeArg::Bfloat16 | DtypeArg::Auto, _) => executor::ModelDtype::Bfloat16,
-        },
+        dtype: model_dtype(args.dtype, model.dtype),
         model,
         tokens: args.tokens.clone(),
         context: args.context,

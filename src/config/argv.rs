@@ -5,6 +5,9 @@
 //! engines are removed or rejected. Flags of `--config FILE` that the command line does not set are inserted
 //! before those of the command line.
 
+mod flag_spelling;
+
+use flag_spelling::{canonical_spelling, edit_distance};
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
 use std::path::Path;
@@ -22,42 +25,6 @@ pub(super) struct RewrittenArgv {
     /// Whether `--served-model-name` was given without `=`. In this form it consumes all arguments after it.
     pub(super) served_names_variadic: bool,
 }
-
-/// Spellings that clap does not support, such as short names with several letters, and their replacements.
-const REWRITES: &[(&str, &str)] = &[
-    ("-tp", "--tensor-parallel-size"),
-    ("-dp", "--data-parallel-size"),
-    ("-pp", "--pipeline-parallel-size"),
-    ("-dcp", "--decode-context-parallel-size"),
-    ("-pcp", "--prefill-context-parallel-size"),
-    ("-ep", "--enable-expert-parallel"),
-    ("-n", "--nnodes"),
-    ("-r", "--node-rank"),
-    ("-dpn", "--data-parallel-rank"),
-    ("-dpr", "--data-parallel-start-rank"),
-    ("-dpl", "--data-parallel-size-local"),
-    ("-dpa", "--data-parallel-address"),
-    ("-dpp", "--data-parallel-rpc-port"),
-    ("-dpb", "--data-parallel-backend"),
-    ("-dph", "--data-parallel-hybrid-lb"),
-    ("-dpe", "--data-parallel-external-lb"),
-    ("-dpm", "--data-parallel-multi-port-external-lb"),
-    ("-asc", "--api-server-count"),
-    ("-q", "--quantization"),
-    ("-sc", "--speculative-config"),
-    ("-cc", "--compilation-config"),
-    ("-ac", "--attention-config"),
-    ("-dc", "--diffusion-config"),
-    ("-O", "--optimization-level"),
-];
-
-/// Switches of other engines that set a flag of Hadron: name of the switch, its replacement if it is on, and
-/// its replacement if it is off.
-const SWITCH_REWRITES: &[(&str, &str, &str)] = &[
-    ("disable-log-requests", "--enable-log-requests=false", "--enable-log-requests=true"),
-    ("disable-radix-cache", "--enable-prefix-caching=false", "--enable-prefix-caching=true"),
-    ("load-dummy", "--load-format=synth", "--load-format=auto"),
-];
 
 /// Rewrites the command line `argv` into the spelling that clap expects. The first word is the program name.
 pub(super) fn normalise(
@@ -81,7 +48,14 @@ pub(super) fn normalise(
     let Some(serve) = command.find_subcommand("serve") else {
         return rejected("serve: not in this build");
     };
-    let flags = ServeFlagNames::new(serve);
+    rewrite_serve(&ServeFlagNames::new(serve), &argv)
+}
+
+/// Rewrites the flags of a `serve` command line, and adds the flags of its configuration file.
+fn rewrite_serve(
+    flags: &ServeFlagNames,
+    argv: &[String],
+) -> Result<RewrittenArgv, CommandLineError> {
     let mut notes = Vec::new();
     let command_line_words = flags.rewrite(&argv[2..], &mut notes)?;
     let mut words: Vec<String> = argv[..2].to_vec();
@@ -267,52 +241,6 @@ fn config_override<'a>(
     let value = serde_json::from_str(value).unwrap_or_else(|_| Value::from(value));
     let overrides = Map::from_iter([(member.to_owned(), value)]);
     Ok(format!("--hf-overrides={}", Value::Object(overrides)))
-}
-
-/// Converts the flag name in a word to kebab case, and replaces spellings and switches that are in `REWRITES`
-/// or `SWITCH_REWRITES`. The value is unchanged.
-fn canonical_spelling(word: &str) -> String {
-    let (name, value) = word.split_once('=').map_or((word, None), |(n, v)| (n, Some(v)));
-    let name = if name.starts_with("--") { name.replace('_', "-") } else { name.to_owned() };
-    if let Some(word) = switch_rewrite(&name, value) {
-        return word.to_owned();
-    }
-    let level = name.strip_prefix("-O").filter(|level| level.parse::<u8>().is_ok());
-    if let Some(level) = level {
-        return format!("--optimization-level={level}");
-    }
-    let rewritten = REWRITES.iter().find(|(from, _)| *from == name).map(|(_, to)| (*to).to_owned());
-    let name = rewritten.unwrap_or(name);
-    match value {
-        Some(value) => format!("{name}={value}"),
-        None => name,
-    }
-}
-
-/// Returns the replacement for a switch in `SWITCH_REWRITES`.
-fn switch_rewrite(name: &str, value: Option<&str>) -> Option<&'static str> {
-    let name = name.strip_prefix("--")?;
-    let positive_name = name.strip_prefix("no-").unwrap_or(name);
-    let (_, on, off) = SWITCH_REWRITES.iter().find(|(switch, ..)| *switch == positive_name)?;
-    match (name == positive_name, value) {
-        (true, None | Some("true")) => Some(on),
-        (true, Some("false")) | (false, None) => Some(off),
-        _ => None,
-    }
-}
-
-/// Returns the number of inserted, deleted and replaced bytes between two names (Levenshtein).
-fn edit_distance(a: &str, b: &str) -> usize {
-    let mut row: Vec<usize> = (0..=b.len()).collect();
-    for (i, x) in a.bytes().enumerate() {
-        let mut diagonal = std::mem::replace(&mut row[0], i + 1);
-        for (j, y) in b.bytes().enumerate() {
-            let replaced = diagonal + usize::from(x != y);
-            diagonal = row[j + 1];
-            row[j + 1] = replaced.min(diagonal + 1).min(row[j] + 1);
-        }
-    }
-    row[b.len()]
 }
 
 /// Returns the last value that a command line gives for a flag.

@@ -1,5 +1,11 @@
 //! Flags of the scheduler, the KV cache and the executors.
 
+mod device_flags;
+mod parallel;
+
+pub use device_flags::DeviceArg;
+pub(super) use device_flags::{DEVICE_LIBRARIES_SYNTAX, parse_device_libraries};
+pub use parallel::ParallelArgs;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -121,58 +127,6 @@ pub struct EngineArgs {
     pub seed: u64,
 }
 
-/// Flags for the number of replicas and ranks, and for the placement of experts.
-#[derive(Debug, Clone, Args)]
-#[command(next_help_heading = "Parallelism")]
-pub struct ParallelArgs {
-    /// Tensor-parallel size (short: -tp)
-    #[arg(long, aliases = ["tp", "tp-size"], default_value_t = 1, value_name = "SIZE")]
-    pub tensor_parallel_size: u16,
-    /// Data-parallel size: number of replicas, each with its own KV cache (short: -dp)
-    #[arg(long, alias = "dp", default_value_t = 1, value_name = "SIZE")]
-    pub data_parallel_size: u16,
-    /// Expert parallelism: store each expert whole on one of all ranks instead of a slice on every
-    /// tensor-parallel rank; replicas then run their steps together and share the experts
-    #[arg(long, alias = "ep", num_args = 0..=1, require_equals = true,
-          default_missing_value = "true", default_value_t = false,
-          action = clap::ArgAction::Set, value_name = "BOOL")]
-    pub enable_expert_parallel: bool,
-    /// Expert-parallel size; enables expert parallelism and must equal the number of ranks
-    #[arg(long, value_name = "SIZE")]
-    pub ep_size: Option<u32>,
-    /// Expert placement file (EPLB map): {"physical_to_logical_map": [[..], ..]}, for each layer the logical
-    /// expert of each physical expert; physical experts are split evenly over the ranks, and a logical expert
-    /// may have several; "trivial" = each expert once, in order
-    #[arg(long, alias = "init-expert-location", value_name = "FILE")]
-    pub expert_placement: Option<PathBuf>,
-    /// Data-parallel attention: each rank is a replica and only experts are shared; --tensor-parallel-size
-    /// counts as --data-parallel-size
-    #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true",
-          default_value_t = false, action = clap::ArgAction::Set, value_name = "BOOL")]
-    pub enable_dp_attention: bool,
-    /// Use RCCL or NCCL for all all-reduces; by default small ones use a one-shot all-reduce over peer memory
-    #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true",
-          default_value_t = false, action = clap::ArgAction::Set, value_name = "BOOL")]
-    pub disable_custom_all_reduce: bool,
-    /// Load-balancing policy between replicas
-    #[arg(long, alias = "load-balance-method", default_value = "prefix")]
-    pub dp_load_balance: LoadBalancePolicy,
-}
-
-/// Device that the executors compute on.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum DeviceArg {
-    /// GPU if there is one, else the CPU
-    Auto,
-    /// CPU of this machine
-    Cpu,
-    /// AMD GPUs, through ROCm (HIP)
-    #[value(alias = "hip")]
-    Rocm,
-    /// NVIDIA GPUs, through CUDA
-    Cuda,
-}
-
 /// Data type of the keys and values in the KV cache.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum KvCacheDtypeArg {
@@ -242,27 +196,6 @@ pub enum ExecutorModeArg {
     Process,
 }
 
-/// Syntax of the flag `--device-libraries`.
-pub(super) const DEVICE_LIBRARIES_SYNTAX: &str =
-    "DRIVER[,COMPILER[,BLAS[,WARP_SIZE[,COLLECTIVES]]]]";
-
-/// Parses the value of `--device-libraries`. All items except the driver library may be empty. If no compiler
-/// library is given, the driver library contains the run-time compiler. `WARP_SIZE` is given only for
-/// libraries that emulate a GPU.
-pub(super) fn parse_device_libraries(text: &str) -> Result<DeviceLibraries, String> {
-    let items: Vec<&str> = text.split(',').collect();
-    let item = |index: usize| items.get(index).copied().filter(|item| !item.is_empty());
-    let path = |index: usize| item(index).map(PathBuf::from);
-    let warp_size = item(3).map(str::parse::<u32>).transpose();
-    match (path(0), warp_size, items.len()) {
-        (Some(driver), Ok(emulated_warp_size), 1..=5) => {
-            let (compiler, blas, collectives) = (path(1), path(2), path(4));
-            Ok(DeviceLibraries { driver, compiler, blas, emulated_warp_size, collectives })
-        }
-        _ => Err(format!("not {DEVICE_LIBRARIES_SYNTAX}")),
-    }
-}
-
 /// Default maximum tokens of a step on the CPU: a compromise between efficient GEMMs and the latency of
 /// decode rows.
 const CPU_TOKENS_PER_STEP: u32 = 512;
@@ -300,13 +233,8 @@ impl EngineArgs {
         self.kv_cache_memory_bytes.map_or(default, |size| size.0)
     }
 
-    /// Rejects invalid values of the flags.
-    pub(super) fn check(&self, dtype: DtypeArg) -> Result<(), CommandLineError> {
-        let is_not_bf16 = matches!(dtype, DtypeArg::Float32 | DtypeArg::Float16);
-        if self.kv_cache_dtype == KvCacheDtypeArg::Bf16 && is_not_bf16 {
-            return rejected(BF16_KV_CACHE_MISMATCH);
-        }
-        self.check_graphs()?;
+    /// Rejects counts that are 0.
+    fn check_counts(&self) -> Result<(), CommandLineError> {
         let positive = [
             ("--block-size", self.block_size),
             ("--max-num-seqs", self.max_num_seqs),
@@ -319,6 +247,17 @@ impl EngineArgs {
                 return rejected(format!("{name} 0: at least 1"));
             }
         }
+        Ok(())
+    }
+
+    /// Rejects invalid values of the flags.
+    pub(super) fn check(&self, dtype: DtypeArg) -> Result<(), CommandLineError> {
+        let is_not_bf16 = matches!(dtype, DtypeArg::Float32 | DtypeArg::Float16);
+        if self.kv_cache_dtype == KvCacheDtypeArg::Bf16 && is_not_bf16 {
+            return rejected(BF16_KV_CACHE_MISMATCH);
+        }
+        self.check_graphs()?;
+        self.check_counts()?;
         if !self.block_size.is_multiple_of(2) {
             return rejected(format!("--block-size {}: an even number of tokens", self.block_size));
         }
@@ -365,66 +304,3 @@ impl EngineArgs {
 /// Minimum back-off between restarts, so that executors that fail immediately are not restarted in a busy
 /// loop.
 const RESTART_BACKOFF_MIN: Duration = Duration::from_millis(10);
-
-/// Maximum number of executors (ranks) of a server.
-const RANKS_MAX: u32 = 256;
-
-impl ParallelArgs {
-    /// Returns the total number of ranks, each of which is one executor.
-    fn world_size(&self) -> u32 {
-        u32::from(self.tensor_parallel_size) * u32::from(self.data_parallel_size)
-    }
-
-    /// Applies `--ep-size` and `--enable-dp-attention` to the other flags, and rejects invalid values.
-    pub(super) fn resolve(&mut self) -> Result<(), CommandLineError> {
-        let (tp, dp, world) =
-            (self.tensor_parallel_size, self.data_parallel_size, self.world_size());
-        for (name, size) in [("--tensor-parallel-size", tp), ("--data-parallel-size", dp)] {
-            if size == 0 {
-                return rejected(format!("{name} 0: at least 1"));
-            }
-        }
-        if world > RANKS_MAX {
-            return rejected(format!(
-                "--tensor-parallel-size {tp} and --data-parallel-size {dp}: {world} executors, \
-                 a server runs at most {RANKS_MAX}"
-            ));
-        }
-        if self.enable_dp_attention && tp > 1 && dp > 1 {
-            return rejected(format!(
-                "--enable-dp-attention with --tensor-parallel-size {tp} and --data-parallel-size {dp}: \
-                 {world} executors would each be a replica; use --data-parallel-size only"
-            ));
-        }
-        if let Some(size) = self.ep_size {
-            if size != world {
-                return rejected(format!(
-                    "--ep-size {size}: must equal the number of ranks, {world}"
-                ));
-            }
-            self.enable_expert_parallel = true;
-        }
-        if self.enable_dp_attention && world > 1 {
-            if !self.enable_expert_parallel {
-                return rejected(format!(
-                    "--enable-dp-attention with {world} ranks: needs --enable-expert-parallel, \
-                     only experts are shared"
-                ));
-            }
-            (self.tensor_parallel_size, self.data_parallel_size) = (1, world as u16);
-        }
-        self.check_expert_placement(world)
-    }
-
-    fn check_expert_placement(&mut self, world: u32) -> Result<(), CommandLineError> {
-        // In SGLang, the value `trivial` means that experts are placed in order, which is the default here.
-        self.expert_placement.take_if(|file| file.as_os_str() == "trivial");
-        if self.expert_placement.is_some() && !(self.enable_expert_parallel && world > 1) {
-            return rejected(
-                "--expert-placement: experts are placed whole on one of several executors only with \
-                 --enable-expert-parallel and a size above 1",
-            );
-        }
-        Ok(())
-    }
-}

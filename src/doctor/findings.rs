@@ -148,23 +148,27 @@ fn slow_gpus(list: &mut FindingList, vendor: &GpuVendorReport) {
     }
 }
 
+/// Returns the indices of the GPUs to which `gpu` has no peer access, as text.
+fn missing_peers(vendor: &GpuVendorReport, gpu: &GpuReport) -> String {
+    let missing: Vec<String> = vendor
+        .devices
+        .iter()
+        .filter(|peer| peer.index != gpu.index && !gpu.peers.contains(&peer.index))
+        .map(|peer| peer.index.to_string())
+        .collect();
+    missing.join(", ")
+}
+
 fn slow_gpu(list: &mut FindingList, vendor: &GpuVendorReport, gpu: &GpuReport) {
     let GpuReport { index, arch, .. } = gpu;
     if !ARCHITECTURES.contains(&arch.as_str()) {
         let what = format!("GPU {index}: no kernel was ever compiled for {arch}.");
         list.warn(what, "see docs/quickstart.md for supported GPUs");
     }
-    let peers = vendor.devices.len() - 1;
-    if gpu.peers.len() < peers {
-        let missing: Vec<String> = vendor
-            .devices
-            .iter()
-            .filter(|peer| peer.index != *index && !gpu.peers.contains(&peer.index))
-            .map(|peer| peer.index.to_string())
-            .collect();
+    if gpu.peers.len() < vendor.devices.len() - 1 {
         let what = format!(
             "GPU {index} has no peer access to GPU {}: all-reduces between them go through the host.",
-            missing.join(", ")
+            missing_peers(vendor, gpu)
         );
         list.warn(what, "check xGMI or NVLink, and that IOMMU or ACS do not block peer access");
     }
@@ -217,109 +221,4 @@ fn limits(list: &mut FindingList, host: &HostReport, has_several: bool, has_amd:
 }
 
 #[cfg(test)]
-mod tests {
-    use super::super::report::{DeviceFileReport, KernelCacheReport, PcieLink, VolumeReport};
-    use super::*;
-
-    fn gpu(index: usize) -> GpuReport {
-        GpuReport {
-            index,
-            name: "AMD Instinct MI300X".to_owned(),
-            arch: "gfx942".to_owned(),
-            multiprocessors: 304,
-            card_compute_units: Some(304),
-            warp_size: 64,
-            shared_bytes: 64 << 10,
-            last_level_cache_bytes: 256 << 20,
-            memory_bytes: 192 << 30,
-            free_bytes: 192 << 30,
-            has_unified_memory: false,
-            peers: vec![1 - index],
-            pci_bus_id: None,
-            pcie: Some(PcieLink { width: 16, max_width: 16 }),
-            numa_node: None,
-        }
-    }
-
-    /// A machine with two AMD GPUs and no findings.
-    fn machine() -> DoctorReport {
-        let path = "/dev/kfd".into();
-        let rocm = GpuVendorReport {
-            device: "rocm".to_owned(),
-            device_file: DeviceFileReport { path, exists: true, error: None },
-            visibility: String::new(),
-            libraries: Vec::new(),
-            devices: vec![gpu(0), gpu(1)],
-            errors: Vec::new(),
-        };
-        let host = HostReport {
-            kernel: None,
-            cpu: None,
-            cores: 96,
-            numa_nodes: Some(2),
-            numa_balancing: Some(false),
-            memory_bytes: None,
-            available_bytes: None,
-            shared_memory: Some(VolumeReport { total_bytes: 64 << 30, free_bytes: 64 << 30 }),
-            memlock_bytes: None,
-            open_files: None,
-        };
-        let folder = "/cache".into();
-        DoctorReport {
-            version: String::new(),
-            build: "release".to_owned(),
-            device: "rocm".to_owned(),
-            can_serve: true,
-            host,
-            kernel_cache: Some(KernelCacheReport {
-                folder,
-                images: 0,
-                bytes: 0,
-                is_writable: true,
-            }),
-            gpus: vec![rocm],
-            findings: Vec::new(),
-        }
-    }
-
-    /// Returns the texts of all findings for `machine()` with `change` applied.
-    fn found(change: impl FnOnce(&mut DoctorReport)) -> Vec<String> {
-        let mut report = machine();
-        change(&mut report);
-        let found = findings(&report, true);
-        assert!(!has_error(&found), "{found:?}");
-        found.into_iter().map(|finding| finding.what).collect()
-    }
-
-    #[test]
-    fn slow_parts_of_a_machine_are_named() {
-        assert_eq!(found(|_| ()), Vec::<String>::new());
-        let gpu = |change: fn(&mut GpuReport)| found(|m| change(&mut m.gpus[0].devices[1]));
-        let host = |change: fn(&mut HostReport)| found(|m| change(&mut m.host));
-        let findings = [
-            (gpu(|gpu| gpu.peers.clear()), "GPU 1 has no peer access to GPU 0"),
-            (gpu(|gpu| gpu.pcie = Some(PcieLink { width: 4, max_width: 16 })), "uses 4 of 16 PCIe"),
-            (gpu(|gpu| gpu.multiprocessors = 38), "38 of the 304 compute units"),
-            (gpu(|gpu| gpu.arch = "gfx906".to_owned()), "ever compiled for gfx906"),
-            (host(|host| host.numa_balancing = Some(true)), "NUMA balancing is on"),
-            (host(|host| host.open_files = Some(1024)), "At most 1024 files"),
-            (host(|host| host.memlock_bytes = Some(8 << 20)), "`ulimit -l` is 8192 KiB"),
-            (host(|host| host.shared_memory.as_mut().unwrap().total_bytes = 64 << 20), "0.06 GiB"),
-            (found(|m| m.build = "development".to_owned()), "development build"),
-            (found(|m| m.kernel_cache = None), "kernel cache cannot be written"),
-        ];
-        for (found, expected) in findings {
-            assert!(found.len() == 1 && found[0].contains(expected), "{expected}: {found:?}");
-        }
-    }
-
-    #[test]
-    fn an_unusable_gpu_is_an_error_only_if_required() {
-        let mut report = machine();
-        report.gpus[0].devices.clear();
-        report.gpus[0].device_file.error = Some("Permission denied".to_owned());
-        assert!(has_error(&findings(&report, true)));
-        let optional = findings(&report, false);
-        assert!(!has_error(&optional) && optional[0].what.contains("falls back to the CPU"));
-    }
-}
+mod tests;

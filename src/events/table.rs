@@ -56,9 +56,8 @@ mod tests {
     use expect_test::expect;
     use metrics::kv_events::{BlockRemoved, BlockStored};
 
-    #[test]
-    fn rows_align_with_the_header() {
-        let stored = DecodedKvEvent::BlockStored(BlockStored {
+    fn stored_blocks() -> DecodedKvEvent {
+        DecodedKvEvent::BlockStored(BlockStored {
             block_hashes: vec![
                 ExternalBlockHash::Number(0x73f8_59a0_4f66_9e6d),
                 ExternalBlockHash::Number(2),
@@ -73,7 +72,12 @@ mod tests {
             group_idx: Some(0),
             kv_cache_spec_kind: None,
             kv_cache_spec_sliding_window: None,
-        });
+        })
+    }
+
+    #[test]
+    fn rows_align_with_the_header() {
+        let stored = stored_blocks();
         let removed = DecodedKvEvent::BlockRemoved(BlockRemoved {
             block_hashes: vec![ExternalBlockHash::Bytes(vec![0xab, 1])],
             medium: None,

@@ -1,5 +1,8 @@
 //! Tests of downloads from a mock hub on loopback: byte ranges, interrupted transfers, error responses.
 
+mod mock_hub;
+
+use mock_hub::MockHub;
 use std::collections::BTreeMap;
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::net::{TcpListener, TcpStream};
@@ -7,161 +10,25 @@ use std::sync::{Arc, Mutex};
 
 use super::*;
 
-const SHA: &str = "0123456789abcdef0123456789abcdef01234567";
-
-/// State of the mock hub: its files, its configured behaviour, and the requests that it has received.
-#[derive(Default)]
-struct MockHubState {
-    files: BTreeMap<String, Vec<u8>>,
-    /// For each file, the number of body bytes after which each successive transfer is cut off.
-    cuts: BTreeMap<String, Vec<usize>>,
-    /// HTTP status of all responses; `None` = normal responses.
-    status: Option<u16>,
-    ignore_ranges: bool,
-    /// File and first byte offset of each response body that was sent, as `file@offset`.
-    sent: Vec<String>,
-    tokens: Vec<String>,
-}
-
-/// Mock server of the model hub, which runs in a thread of the test.
-#[derive(Clone)]
-struct MockHub {
-    state: Arc<Mutex<MockHubState>>,
-    url: String,
-}
-
-impl MockHub {
-    fn start(files: &[(&str, &[u8])]) -> Self {
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let url = format!("http://{}", listener.local_addr().unwrap());
-        let files = files.iter().map(|(name, body)| ((*name).to_owned(), body.to_vec()));
-        let state = MockHubState { files: files.collect(), ..MockHubState::default() };
-        let mock = Self { state: Arc::new(Mutex::new(state)), url };
-        let server = mock.clone();
-        std::thread::spawn(move || {
-            for stream in listener.incoming().flatten() {
-                let server = server.clone();
-                std::thread::spawn(move || server.serve_request(stream));
-            }
-        });
-        mock
-    }
-
-    fn serve_request(&self, mut stream: TcpStream) -> Option<()> {
-        let mut lines = BufReader::new(stream.try_clone().unwrap()).lines();
-        let request = lines.next()?.ok()?;
-        let path = request.split(' ').nth(1)?.to_owned();
-        let mut start = None;
-        for line in lines.map_while(Result::ok).take_while(|line| !line.is_empty()) {
-            let line = line.to_ascii_lowercase();
-            if let Some(range) = line.strip_prefix("range: bytes=") {
-                start = Some(range.trim_end_matches("-0").trim_end_matches('-').parse().ok()?);
-                if range.trim_end().ends_with("-0") {
-                    start = Some(usize::MAX); // Requests the length only.
-                }
-            }
-            if let Some(token) = line.strip_prefix("authorization: ") {
-                self.state.lock().unwrap().tokens.push(token.to_owned());
-            }
-        }
-        let reply = self.reply(&path, start);
-        stream.write_all(&reply).ok()
-    }
-
-    fn reply(&self, path: &str, start: Option<usize>) -> Vec<u8> {
-        let mut state = self.state.lock().unwrap();
-        if let Some(status) = state.status {
-            return head(status, "content-length: 0");
-        }
-        if path.starts_with("/api/models/") {
-            let is_known =
-                ["main", SHA, "v1"].iter().any(|r| path.ends_with(&format!("/revision/{r}")));
-            if !is_known || !path.contains("/models/owner/name/") {
-                return head(404, "content-length: 0");
-            }
-            let siblings: Vec<_> =
-                state.files.keys().map(|f| serde_json::json!({"rfilename": f})).collect();
-            let body = serde_json::json!({"sha": SHA, "siblings": siblings}).to_string();
-            let mut reply = head(200, &format!("content-length: {}", body.len()));
-            reply.extend_from_slice(body.as_bytes());
-            return reply;
-        }
-        let file = path.rsplit('/').next().unwrap().to_owned();
-        let Some(body) = state.files.get(&file).cloned() else {
-            return head(404, "content-length: 0");
-        };
-        let tags = format!("etag: \"etag-{file}\"\r\nx-repo-commit: {SHA}\r\n");
-        let (first, last) = match start {
-            Some(usize::MAX) => (0, 1.min(body.len())),
-            Some(first) if !state.ignore_ranges => (first, body.len()),
-            _ => (0, body.len()),
-        };
-        let part = &body[first..last];
-        let headers = format!(
-            "{tags}content-length: {}\r\ncontent-range: bytes {first}-{}/{}",
-            part.len(),
-            last.saturating_sub(1),
-            body.len()
-        );
-        let mut reply = head(206, &headers);
-        let mut part = part;
-        if start != Some(usize::MAX) {
-            state.sent.push(format!("{file}@{first}"));
-            let cut = state
-                .cuts
-                .get_mut(&file)
-                .and_then(|cuts| if cuts.is_empty() { None } else { Some(cuts.remove(0)) });
-            part = &part[..cut.unwrap_or(part.len()).min(part.len())];
-        }
-        reply.extend_from_slice(part);
-        reply
-    }
-
-    fn set(&self, change: impl FnOnce(&mut MockHubState)) {
-        change(&mut self.state.lock().unwrap());
-    }
-
-    fn fetch(&self, dir: &Path, revision: Option<&str>) -> Result<PathBuf, HubError> {
-        self.fetch_as(dir, revision, HubFileSet::Everything, false)
-    }
-
-    fn fetch_as(
-        &self,
-        dir: &Path,
-        revision: Option<&str>,
-        file_set: HubFileSet,
-        offline: bool,
-    ) -> Result<PathBuf, HubError> {
-        let environment = ProcessEnvironment {
-            hub_endpoint: Some(self.url.clone()),
-            hub_cache: Some(dir.to_owned()),
-            hub_token: Some("secret".to_owned()),
-            hub_offline: offline,
-            ..ProcessEnvironment::default()
-        };
-        resolve("owner/name", revision, file_set, &environment, None)
-    }
-}
-
-fn head(status: u16, headers: &str) -> Vec<u8> {
-    format!("HTTP/1.1 {status} X\r\nconnection: close\r\n{headers}\r\n\r\n").into_bytes()
-}
-
 fn weights() -> Vec<u8> {
     (0..100_000_u32).map(|i| (i % 251) as u8).collect()
 }
 
-fn small() -> Vec<(&'static str, &'static [u8])> {
-    vec![("config.json", b"{}"), ("tokenizer.json", b"{\"a\":1}"), ("README.md", b"no")]
+fn small() -> BTreeMap<&'static str, &'static [u8]> {
+    BTreeMap::from([
+        ("config.json", &b"{}"[..]),
+        ("tokenizer.json", b"{\"a\":1}"),
+        ("README.md", b"no"),
+    ])
 }
 
 #[test]
 fn only_files_needed_for_serving_are_fetched() {
     let weights = weights();
     let mut files = small();
-    files.push(("model.safetensors", &weights));
-    files.push(("consolidated.safetensors", &weights));
-    files.push(("pytorch_model.bin", b"pickle"));
+    files.insert("model.safetensors", &weights);
+    files.insert("consolidated.safetensors", &weights);
+    files.insert("pytorch_model.bin", b"pickle");
     let mock = MockHub::start(&files);
     let dir = tempfile::tempdir().unwrap();
     let folder = mock.fetch(dir.path(), None).unwrap();
@@ -183,13 +50,13 @@ fn only_files_needed_for_serving_are_fetched() {
 
 #[test]
 fn other_tokenizer_files_are_fetched_without_tokenizer_json() {
-    let files: Vec<(&str, &[u8])> = vec![
-        ("config.json", b"{}"),
+    let files = BTreeMap::from([
+        ("config.json", &b"{}"[..]),
         ("vocab.json", b"{}"),
         ("merges.txt", b"#version: 0.2"),
         ("added_tokens.json", b"{}"),
         ("tiktoken.model.bak", b""),
-    ];
+    ]);
     let mock = MockHub::start(&files);
     let dir = tempfile::tempdir().unwrap();
     let folder = mock.fetch_as(dir.path(), None, HubFileSet::Tokenizer, false).unwrap();
@@ -206,7 +73,7 @@ fn other_tokenizer_files_are_fetched_without_tokenizer_json() {
 fn broken_transfer_is_resumed() {
     let weights = weights();
     let mut files = small();
-    files.push(("model.safetensors", &weights));
+    files.insert("model.safetensors", &weights);
     let mock = MockHub::start(&files);
     mock.set(|s| {
         s.cuts.insert("model.safetensors".to_owned(), vec![30_000, 0, 20_000]);
@@ -224,7 +91,7 @@ fn broken_transfer_is_resumed() {
 fn partial_download_of_a_killed_process_is_resumed() {
     let weights = weights();
     let mut files = small();
-    files.push(("model.safetensors", &weights));
+    files.insert("model.safetensors", &weights);
     let mock = MockHub::start(&files);
     let dir = tempfile::tempdir().unwrap();
     let blobs = dir.path().join("models--owner--name/blobs");
@@ -253,7 +120,7 @@ fn partial_download_of_a_killed_process_is_resumed() {
 fn server_without_ranges_cannot_corrupt_a_file() {
     let weights = weights();
     let mut files = small();
-    files.push(("model.safetensors", &weights));
+    files.insert("model.safetensors", &weights);
     let mock = MockHub::start(&files);
     mock.set(|s| {
         s.ignore_ranges = true;
@@ -268,8 +135,8 @@ fn server_without_ranges_cannot_corrupt_a_file() {
 fn shards_come_from_the_index() {
     let index = br#"{"weight_map":{"a":"model-1.safetensors","b":"model-2.safetensors"}}"#;
     let mut files = small();
-    files.push((INDEX_FILE, index));
-    files.push(("model-1.safetensors", b"one"));
+    files.insert(INDEX_FILE, index);
+    files.insert("model-1.safetensors", b"one");
     let mock = MockHub::start(&files);
     let dir = tempfile::tempdir().unwrap();
     let error = mock.fetch(dir.path(), None).unwrap_err().to_string();
@@ -319,19 +186,24 @@ fn invalid_ids_are_never_requested() {
     assert_eq!(found, dir.path());
 }
 
-#[test]
-fn names_without_owner_are_requested_once() {
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let endpoint = format!("http://{}", listener.local_addr().unwrap());
-    // The thread closes each connection without a response, and ends when the test connects itself.
-    let connections = std::thread::spawn(move || {
+/// Starts a thread that closes each connection without a response, and ends at the first connection that sends
+/// nothing; it returns the number of earlier connections.
+fn close_connections(listener: TcpListener) -> std::thread::JoinHandle<usize> {
+    std::thread::spawn(move || {
         let streams = listener.incoming().map_while(Result::ok);
         let received = streams.map(|mut stream| {
             let mut first = [0];
             std::io::Read::read(&mut stream, &mut first).unwrap_or(0)
         });
         received.take_while(|&count| count > 0).count()
-    });
+    })
+}
+
+#[test]
+fn names_without_owner_are_requested_once() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let endpoint = format!("http://{}", listener.local_addr().unwrap());
+    let connections = close_connections(listener);
     let dir = tempfile::tempdir().unwrap();
     let environment = |hub_offline| ProcessEnvironment {
         hub_endpoint: Some(endpoint.clone()),

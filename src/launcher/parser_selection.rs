@@ -46,8 +46,8 @@ pub(super) fn select_parsers(
         ParserFlags { tool_calls: &args.tool_call_parser, reasoning: &args.reasoning_parser };
     let SelectedParsers { tool_calls, reasoning } = flags.selected(architecture, mentions)?;
     tracing::info!(
-        tool_calls = parser_name(ToolCallSyntax::NAMES, tool_calls),
-        reasoning = parser_name(ReasoningFamily::NAMES, reasoning),
+        tool_calls = parser_name(tool_calls),
+        reasoning = parser_name(reasoning),
         "output parsers selected"
     );
     // A template with the variable `enable_thinking` belongs to a model that reasons unless the variable is
@@ -62,6 +62,22 @@ pub(super) fn select_parsers(
 struct SelectedParsers {
     tool_calls: Option<ToolCallSyntax>,
     reasoning: Option<ReasoningFamily>,
+}
+
+impl SelectedParsers {
+    /// Checks that both parsers or none of them is of the harmony format.
+    fn check_harmony(&self) -> Result<()> {
+        let is_harmony = self.tool_calls == Some(ToolCallSyntax::Harmony);
+        if is_harmony != (self.reasoning == Some(ReasoningFamily::Harmony)) {
+            bail!(
+                "--tool-call-parser {} and --reasoning-parser {}: in the harmony format, one parser reads \
+             reasoning and tool calls; select harmony or none with both flags",
+                parser_name(self.tool_calls),
+                parser_name(self.reasoning)
+            );
+        }
+        Ok(())
+    }
 }
 
 /// Names given by the flags `--tool-call-parser` and `--reasoning-parser`.
@@ -81,8 +97,8 @@ impl ParserFlags<'_> {
         architecture: ModelArchitecture,
         mentions: impl Fn(&str) -> bool,
     ) -> Result<SelectedParsers> {
-        let named_calls = parser_by_name(ToolCallSyntax::NAMES, self.tool_calls);
-        let named_reasoning = parser_by_name(ReasoningFamily::NAMES, self.reasoning);
+        let named_calls = parser_by_name(self.tool_calls);
+        let named_reasoning = parser_by_name(self.reasoning);
         let tool_calls = match self.tool_calls {
             "auto" if named_reasoning == Some(ReasoningFamily::Harmony) => {
                 Some(ToolCallSyntax::Harmony)
@@ -97,30 +113,34 @@ impl ParserFlags<'_> {
             "auto" => reasoning_family(architecture, &mentions),
             _ => named_reasoning,
         };
-        let is_harmony = tool_calls == Some(ToolCallSyntax::Harmony);
-        if is_harmony != (reasoning == Some(ReasoningFamily::Harmony)) {
-            bail!(
-                "--tool-call-parser {} and --reasoning-parser {}: in the harmony format, one parser reads \
-             reasoning and tool calls; select harmony or none with both flags",
-                parser_name(ToolCallSyntax::NAMES, tool_calls),
-                parser_name(ReasoningFamily::NAMES, reasoning)
-            );
-        }
-        Ok(SelectedParsers { tool_calls, reasoning })
+        let selected = SelectedParsers { tool_calls, reasoning };
+        selected.check_harmony()?;
+        Ok(selected)
     }
 }
 
+/// Kind of parser with command-line names.
+trait NamedParser: Copy + PartialEq + 'static {
+    /// The names and the parsers that they select.
+    const PARSERS: &'static [(&'static str, Self)];
+}
+
+impl NamedParser for ToolCallSyntax {
+    const PARSERS: &'static [(&'static str, Self)] = Self::NAMES;
+}
+
+impl NamedParser for ReasoningFamily {
+    const PARSERS: &'static [(&'static str, Self)] = Self::NAMES;
+}
+
 /// Returns the parser with the given name; `None` for `none`. Unknown names have been rejected before.
-fn parser_by_name<T: Copy>(names: &[(&str, T)], name: &str) -> Option<T> {
-    names.iter().find(|(candidate, _)| *candidate == name).map(|(_, value)| *value)
+fn parser_by_name<T: NamedParser>(name: &str) -> Option<T> {
+    T::PARSERS.iter().find(|(candidate, _)| *candidate == name).map(|(_, value)| *value)
 }
 
 /// Returns the command-line name of a parser; `none` without a parser.
-fn parser_name<T: Copy + PartialEq>(
-    names: &[(&'static str, T)],
-    parser: Option<T>,
-) -> &'static str {
-    let named = names.iter().find(|(_, value)| Some(*value) == parser);
+fn parser_name<T: NamedParser>(parser: Option<T>) -> &'static str {
+    let named = T::PARSERS.iter().find(|(_, value)| Some(*value) == parser);
     named.map_or("none", |(name, _)| name)
 }
 

@@ -6,39 +6,34 @@
 //! is read while the executors start, and the engine is started. If an error occurs before the server is
 //! ready, the process prints the cause and ends with exit code 1.
 
-use super::engine_start::{self, EngineStartInputs, EngineWithPublishers};
+mod serving_state;
+
+use super::engine_start::{EngineStartInputs, EngineWithPublishers};
 use super::model_files::{ModelFiles, TokenizerAndTemplate};
 use super::open_server::ListeningServer;
 use super::shutdown::ServerFrontend;
 use super::start_policy::start_policy;
-use super::{
-    device_detection, executor_program, grammar_worker, parser_selection, server_info, settings,
-    signals, template_worker, worker_node,
-};
+use super::{device_detection, executor_program, server_info, settings, signals, worker_node};
 use crate::config::{DeviceArg, LogFormat, ProcessEnvironment, ServeArgs};
 use crate::log::LogWriter;
 use crate::progress::{ProgressReporter, ProgressUnit};
 use anyhow::{Context, Result, anyhow};
 use engine::nodes::{ClusterRequirements, NodeListener, NodeRegistry};
 use engine::{
-    ExecutorLaunchOptions, ExecutorLink, ExecutorManager, RemoteNodes, RunningEngine, StartError,
-    StartupReport, SupervisorEvent, SupervisorState,
+    ExecutorLaunchOptions, ExecutorLink, ExecutorManager, RemoteNodes, StartError, StartupReport,
+    SupervisorEvent, SupervisorState,
 };
-use grammar::GrammarCompilePool;
-use metrics::ServerMetrics;
 use metrics::kv_events::{BoundPublisher, KvEventPublisher, TopicFields};
 use protocol::{Epoch, StartupPhase};
-use server::openai::FieldBounds;
-use server::openai::unix_time;
 use server::pooling::PoolingTask;
-use server::{AppState, ModelCard, ServingContext, THROUGHPUT_INTERVAL, log_throughput};
+use server::{AppState, ServingContext, THROUGHPUT_INTERVAL, log_throughput};
+use serving_state::serving_context;
 use std::hash::{BuildHasher, RandomState};
 use std::net::SocketAddr;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::Instant;
-use text::RequestTemplateRenderer;
 use tokio::runtime::{Builder, Runtime};
 
 /// Number of threads that handle HTTP requests. The executor computes on the other cores.
@@ -89,7 +84,8 @@ fn serve(
     let logprobs_max = world.settings().max_logprobs;
     let bounds =
         settings::field_bounds(args, max_model_len, files.config.vocab as u32, logprobs_max);
-    metrics.executors.started(&startup.phases, configuration_time, started_at.elapsed());
+    startup.phases.iter().for_each(|(name, took)| metrics.executors.startup_phase(name, *took));
+    metrics.executors.started(configuration_time, started_at.elapsed());
     let mut serving =
         serving_context(args, &files, &startup, text, bounds, &host, Arc::clone(&metrics))?;
     serving.info = server_info::server_info(args, world.settings(), &serving, &startup, &limits);
@@ -212,66 +208,6 @@ fn can_fall_back_to_cpu(args: &ServeArgs, error: &StartError) -> bool {
     settings::parallel(args).world_size() == 1
         && args.engine.device != DeviceArg::Cpu
         && error.is_device_error()
-}
-
-/// Creates the context that request handlers need to serve the model.
-fn serving_context(
-    args: &ServeArgs,
-    files: &ModelFiles,
-    startup: &StartupReport,
-    text: TokenizerAndTemplate,
-    bounds: FieldBounds,
-    host: &RunningEngine,
-    metrics: Arc<ServerMetrics>,
-) -> Result<ServingContext> {
-    let block_tokens = startup.memory.kv_spec.block_tokens;
-    let architecture = files.config.architecture;
-    let parsers = parser_selection::select_parsers(
-        &args.reply,
-        architecture,
-        text.template.as_ref(),
-        &text.tokenizer,
-    )?;
-    let tokenizer = Arc::new(text.tokenizer);
-    let vocabulary_tokenizer = Arc::clone(&tokenizer);
-    let timings = Arc::clone(&host.grammar_timings);
-    let grammar_program = grammar_worker::program(args.log.log_format);
-    let grammars = GrammarCompilePool::start(
-        move || vocabulary_tokenizer.grammar_vocabulary(),
-        &grammar_program,
-        timings,
-    )
-    .context("cannot start the grammar compile threads")?;
-    let prompt_bytes_max = settings::prompt_bytes_max(bounds.max_model_len);
-    let trusts_templates = args.reply.trust_request_chat_template;
-    let program = trusts_templates.then(template_worker::program);
-    let request_templates = program
-        .map(|program| RequestTemplateRenderer::new(program, &tokenizer, prompt_bytes_max))
-        .transpose()?;
-    Ok(ServingContext {
-        client: host.client.clone(),
-        grammars,
-        parsers,
-        tokenizer,
-        template: text.template,
-        pooler: text.pooler,
-        card: ModelCard {
-            names: files.served_names(args),
-            root: files.name.clone(),
-            created: unix_time(),
-            fingerprint: files.fingerprint(&args.model, &startup.weights)?,
-        },
-        sampling_defaults: settings::sampling_defaults(&args.reply, &files.config.generation),
-        template_defaults: args.reply.default_chat_template_kwargs.clone().unwrap_or_default(),
-        request_templates,
-        body_bytes_max: settings::body_bytes_max(bounds.max_model_len),
-        pool_tokens: engine_start::pool_tokens(startup, bounds.max_model_len),
-        field_bounds: bounds,
-        block_tokens: if args.engine.enable_prefix_caching { block_tokens } else { 0 },
-        metrics,
-        kv_event_sources: Vec::new(),
-        info: serde_json::Value::Null,
-    })
 }
 
 /// Starts the executors that the arguments configure.

@@ -97,19 +97,25 @@ fn mutate(rng: &mut MutationRng, corpus: &[Vec<u8>]) -> Vec<u8> {
     bytes
 }
 
-/// Name of a fuzz target and of its corpus, and the function that decodes one input.
-type FuzzTarget = (&'static str, fn(&[u8]));
+/// Fuzz target.
+#[derive(Clone, Copy)]
+struct FuzzTarget {
+    /// Name of the target and of its corpus.
+    name: &'static str,
+    /// Decodes one input.
+    run: fn(&[u8]),
+}
 
 const TARGETS: [FuzzTarget; 9] = [
-    ("frames", crate::frames::run),
-    ("kv_replays", crate::kv_replays::run),
-    ("requests", crate::requests::run),
-    ("headers", crate::headers::run),
-    ("configs", crate::configs::run),
-    ("tokenizers", crate::tokenizers::run),
-    ("templates", crate::templates::run),
-    ("grammars", crate::grammars::run),
-    ("outputs", crate::outputs::run),
+    FuzzTarget { name: "frames", run: crate::frames::run },
+    FuzzTarget { name: "kv_replays", run: crate::kv_replays::run },
+    FuzzTarget { name: "requests", run: crate::requests::run },
+    FuzzTarget { name: "headers", run: crate::headers::run },
+    FuzzTarget { name: "configs", run: crate::configs::run },
+    FuzzTarget { name: "tokenizers", run: crate::tokenizers::run },
+    FuzzTarget { name: "templates", run: crate::templates::run },
+    FuzzTarget { name: "grammars", run: crate::grammars::run },
+    FuzzTarget { name: "outputs", run: crate::outputs::run },
 ];
 
 /// Returns the contents of the files of a fuzz target in `folder`, by file name; empty if the folder does not
@@ -123,15 +129,16 @@ fn files(folder: &str, target: &str) -> BTreeMap<String, Vec<u8>> {
 }
 
 /// Runs a fuzz target on one input, and prints the input if the decoder panics.
-fn run_input((target, run): FuzzTarget, name: &str, bytes: &[u8]) {
+fn run_input(target: FuzzTarget, input: &str, bytes: &[u8]) {
+    let FuzzTarget { name, run } = target;
     let done = catch_unwind(AssertUnwindSafe(|| run(bytes)));
-    assert!(done.is_ok(), "{target}, {name}: {:?}", String::from_utf8_lossy(bytes));
+    assert!(done.is_ok(), "{name}, {input}: {:?}", String::from_utf8_lossy(bytes));
 }
 
 /// Runs a fuzz target on its corpus, then on at most `mutations` mutations, fewer if the time limit
 /// `TIME_MAX` is reached.
 fn replay_and_mutate(name: &str, mutations: usize) {
-    let target = TARGETS.into_iter().find(|(target, _)| *target == name).unwrap();
+    let target = TARGETS.into_iter().find(|target| target.name == name).unwrap();
     let files = files("fuzz/corpus", name);
     assert!(files.len() >= 3, "{name}: {} files", files.len());
     for (file, bytes) in &files {
@@ -156,7 +163,7 @@ fn unbounded_mutations() {
     let env_var = |name: &str| std::env::var(name).ok();
     let number = |name: &str| env_var(name).map(|text| text.parse::<u64>().unwrap());
     let name = env_var("HADRON_DECODERS_TARGET").unwrap();
-    let target = TARGETS.into_iter().find(|(target, _)| *target == name).unwrap();
+    let target = TARGETS.into_iter().find(|target| target.name == name).unwrap();
     let count = number("HADRON_DECODERS_COUNT").unwrap_or(1_000_000);
     let seed = number("HADRON_DECODERS_SEED").unwrap_or(8);
     let corpus: Vec<Vec<u8>> = ["fuzz/corpus", "target/fuzz"]

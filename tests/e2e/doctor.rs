@@ -3,22 +3,23 @@
 use crate::child_watchdog::{CHILD_TIMEOUT, run_within};
 use crate::emulated_gpu;
 use serde_json::Value;
+use std::collections::BTreeMap;
 use std::process::{Command, Output};
 
 /// Runs `hadron doctor`. The environment of the process has no variables that hide devices, except
 /// `variables`.
-fn doctor(flags: &[&str], variables: &[(&str, &str)]) -> Output {
+fn doctor(flags: &[&str], variables: &BTreeMap<&str, &str>) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_hadron"));
     for name in ["ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES", "ROCM_PATH"]
     {
         command.env_remove(name);
     }
-    command.arg("doctor").args(flags).envs(variables.iter().copied()).output().unwrap()
+    command.arg("doctor").args(flags).envs(variables).output().unwrap()
 }
 
 /// Runs `hadron doctor --json` with the emulator in place of the ROCm libraries. Returns whether the exit
 /// status is success (the machine can serve), and the report.
-fn emulated(libraries: &str, variables: &[(&str, &str)]) -> (bool, Value) {
+fn emulated(libraries: &str, variables: &BTreeMap<&str, &str>) -> (bool, Value) {
     let output =
         doctor(&["--json", "--device", "rocm", "--device-libraries", libraries], variables);
     (output.status.success(), serde_json::from_slice(&output.stdout).unwrap())
@@ -38,7 +39,7 @@ fn findings(report: &Value, level: &str) -> Vec<String> {
 #[test]
 fn doctor_reports_the_host_without_a_gpu() {
     let cache = tempfile::tempdir().unwrap();
-    let variables = [("XDG_CACHE_HOME", cache.path().to_str().unwrap())];
+    let variables = BTreeMap::from([("XDG_CACHE_HOME", cache.path().to_str().unwrap())]);
     let output = doctor(&["--device", "cpu"], &variables);
     let page = text(&output);
     assert!(output.status.success(), "{page}");
@@ -62,7 +63,7 @@ fn doctor_reports_the_host_without_a_gpu() {
 #[test]
 fn doctor_fails_if_a_required_gpu_library_is_missing() {
     let libraries = "/no/such/libamdhip64.so,,/no/such/libhipblaslt.so,,/no/such/librccl.so";
-    let (can_serve, report) = emulated(libraries, &[]);
+    let (can_serve, report) = emulated(libraries, &BTreeMap::new());
     assert!(!can_serve);
     let errors = findings(&report, "error").join("\n");
     assert!(errors.contains("tried /no/such/libamdhip64.so"), "{errors}");
@@ -76,7 +77,8 @@ fn doctor_describes_emulated_cards_and_what_is_slow() {
     let library = library.to_str().unwrap();
     let libraries = format!("{library},,/no/such/libhipblaslt.so,64,{library}");
     let card = ("HIPEMU_CARD", "MI300X");
-    let (can_serve, report) = emulated(&libraries, &[card, ("HIP_VISIBLE_DEVICES", "5,2,0")]);
+    let (can_serve, report) =
+        emulated(&libraries, &BTreeMap::from([card, ("HIP_VISIBLE_DEVICES", "5,2,0")]));
     assert!(can_serve, "{report}");
     let vendor = &report["gpus"][0];
     assert_eq!(vendor["visibility"], "HIP_VISIBLE_DEVICES=5,2,0");
@@ -98,8 +100,8 @@ fn doctor_describes_emulated_cards_and_what_is_slow() {
     assert!(warnings.contains("/no/such/libhipblaslt.so"), "{warnings}");
     assert!(!warnings.contains("peer access"), "{warnings}");
 
-    let (_, report) =
-        emulated(&libraries, &[card, ("HIPEMU_DEVICES", "2"), ("HIPEMU_PEER_ACCESS", "0")]);
+    let variables = BTreeMap::from([card, ("HIPEMU_DEVICES", "2"), ("HIPEMU_PEER_ACCESS", "0")]);
+    let (_, report) = emulated(&libraries, &variables);
     let warnings = findings(&report, "warning").join("\n");
     assert!(warnings.contains("GPU 0 has no peer access to GPU 1"), "{warnings}");
 }
@@ -108,7 +110,8 @@ fn doctor_describes_emulated_cards_and_what_is_slow() {
 fn doctor_names_variables_that_hide_all_devices() {
     let library = emulated_gpu::library();
     let libraries = format!("{},,,64", library.to_str().unwrap());
-    let variables = [("ROCR_VISIBLE_DEVICES", "2,3"), ("HIP_VISIBLE_DEVICES", "2,3")];
+    let variables =
+        BTreeMap::from([("ROCR_VISIBLE_DEVICES", "2,3"), ("HIP_VISIBLE_DEVICES", "2,3")]);
     let (can_serve, report) = emulated(&libraries, &variables);
     assert!(!can_serve);
     let errors = findings(&report, "error").join("\n");
@@ -128,7 +131,8 @@ fn doctor_page_of_an_emulated_card_fits_one_screen() {
     let library = emulated_gpu::library();
     let libraries = format!("{},,,64", library.to_str().unwrap());
     let flags = ["--device", "rocm", "--device-libraries", &libraries];
-    let output = doctor(&flags, &[("HIPEMU_CARD", "MI355X"), ("HIPEMU_DEVICES", "2")]);
+    let output =
+        doctor(&flags, &BTreeMap::from([("HIPEMU_CARD", "MI355X"), ("HIPEMU_DEVICES", "2")]));
     let page = text(&output);
     assert!(output.status.success(), "{page}");
     for part in [

@@ -249,9 +249,9 @@ fn check_dispatch(batch: &Batch, tokens: u32, config: &SimConfig) -> CheckResult
 
 /// Checks the batches of one lockstep tick: every group step has a batch for every rank, with one dispatch
 /// mode and one padded token count of the MoE layers.
-pub(crate) fn check_lockstep(batches: &[(usize, &Batch)], config: &SimConfig) -> CheckResult {
+pub(crate) fn check_lockstep(batches: &[&Batch], config: &SimConfig) -> CheckResult {
     let mut steps: BTreeMap<u64, Vec<&Batch>> = BTreeMap::new();
-    for (_, batch) in batches {
+    for &batch in batches {
         steps.entry(batch.step.0).or_default().push(batch);
     }
     for (step, group) in steps {

@@ -3,7 +3,7 @@
 use crate::client::{ClientStage, SimClient};
 use crate::event_queue::SimEvent;
 use crate::fault_injector::InjectedFault;
-use crate::request_generator;
+use crate::request_generator::{RequestArrival, draw_requests};
 use crate::world::SimWorld;
 use protocol::RequestId;
 use scheduler::{AbortCause, SchedulerEvent, assign_request_ids};
@@ -11,10 +11,10 @@ use scheduler::{AbortCause, SchedulerEvent, assign_request_ids};
 impl SimWorld {
     /// Draws the clients, their arrival times, and the abort times of some of the requests.
     pub(crate) fn draw_clients(&mut self) {
-        let requests = request_generator::draw_requests(&self.config, &mut self.rng);
+        let requests = draw_requests(&self.config, &mut self.rng);
         let mut last_ms = 0;
-        for (index, (at_ms, submit)) in requests.into_iter().enumerate() {
-            self.clients.push(SimClient::new(submit, &self.config));
+        for (index, RequestArrival { at_ms, request }) in requests.into_iter().enumerate() {
+            self.clients.push(SimClient::new(request, &self.config));
             self.events.add(at_ms, SimEvent::Arrive(index));
             last_ms = at_ms;
             while self.rng.chance_per_mille(self.config.faults.abort) {

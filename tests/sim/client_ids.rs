@@ -47,9 +47,12 @@ impl SimWorld {
         }
         let at = self.rng.below(count as u64) as usize;
         let client_id = live().nth(at).map(|client| client.client_id.clone()).unwrap_or_default();
-        let in_flight = live().map(|client| (client.id(), client.client_id.as_str()));
-        let mut aborted: Vec<RequestId> =
-            request_ids_by_client_id(in_flight, |other| other == client_id);
+        let mut aborted: Vec<RequestId> = request_ids_by_client_id(
+            live(),
+            |client| client.id(),
+            |client| client.client_id.as_str(),
+            |other| other == client_id,
+        );
         if self.fault_injector.injects(InjectedFault::AbortByClientIdMissesDuplicate) {
             aborted.truncate(1);
         }

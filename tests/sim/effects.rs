@@ -20,9 +20,7 @@ impl SimWorld {
     pub(crate) fn apply_effects(&mut self, effects: &mut Vec<SchedulerEffect>) -> CheckResult {
         if self.config.scheduler.lockstep {
             let sent = effects.iter().filter_map(|effect| match effect {
-                SchedulerEffect::SendBatch { replica, batch } => {
-                    Some((usize::from(replica.0), batch))
-                }
+                SchedulerEffect::SendBatch { batch, .. } => Some(batch),
                 _ => None,
             });
             check_lockstep(&sent.collect::<Vec<_>>(), &self.config)?;

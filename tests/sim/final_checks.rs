@@ -3,10 +3,10 @@
 //! built from KV events equals the scheduler's. I16: every stale output was dropped.
 
 use crate::client::ClientStage;
-use crate::introspection;
+use crate::introspection::{self, GroupBlockHash};
 use crate::invariant::{CheckResult, ensure};
 use crate::world::SimWorld;
-use protocol::{BlockHash, Replica};
+use protocol::Replica;
 use std::collections::BTreeSet;
 
 impl SimWorld {
@@ -39,7 +39,9 @@ impl SimWorld {
             let states = self.scheduler.kv(Replica(index as u16)).states();
             let in_use = (0..states.groups()).map(|group| states.counts(group).in_use).sum::<u32>();
             ensure!("I6", in_use == 0, "replica {index} is idle with {in_use} state slots in use");
-            let stored: BTreeSet<(u8, BlockHash)> = replica_state.mirror.hashes().collect();
+            let stored = replica_state.mirror.hashes();
+            let stored: BTreeSet<GroupBlockHash> =
+                stored.map(|(group, hash)| GroupBlockHash { group, hash }).collect();
             let indexed = introspection::indexed_hashes(&self.scheduler, Replica(index as u16));
             ensure!("I14", stored == indexed, "replica {index}: {stored:?}, index {indexed:?}");
             let cached = blocks.cached as usize;

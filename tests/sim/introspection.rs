@@ -10,9 +10,18 @@ pub(crate) fn is_free(engine: &Scheduler, replica: Replica, block: BlockId) -> b
     kv.ref_count(block) == 0 && !kv.is_cached(block)
 }
 
-/// Block hashes in a replica's prefix indexes, with the number of their KV group.
-pub(crate) fn indexed_hashes(engine: &Scheduler, replica: Replica) -> BTreeSet<(u8, BlockHash)> {
+/// Block hash in the prefix index of a KV group.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct GroupBlockHash {
+    /// Number of the KV group.
+    pub(crate) group: u8,
+    pub(crate) hash: BlockHash,
+}
+
+/// Block hashes in a replica's prefix indexes.
+pub(crate) fn indexed_hashes(engine: &Scheduler, replica: Replica) -> BTreeSet<GroupBlockHash> {
     let (kv, counts) = (engine.kv(replica), engine.kv(replica).group_counts());
     let groups = 0..(counts.kept + counts.windowed) as u8;
-    groups.flat_map(|group| kv.indexed_hashes(group).map(move |hash| (group, hash))).collect()
+    let hashes = |group| kv.indexed_hashes(group).map(move |hash| GroupBlockHash { group, hash });
+    groups.flat_map(hashes).collect()
 }

@@ -8,14 +8,20 @@ use protocol::{PoolingMethod, Replica, RequestId, SamplingParams, Token};
 use scheduler::{ExtraKeys, RequestSubmission};
 use std::ops::Range;
 
+/// Request with its arrival time.
+pub(crate) struct RequestArrival {
+    pub(crate) at_ms: u64,
+    pub(crate) request: RequestSubmission,
+}
+
 /// Draws all requests of a simulation with their arrival times, in order of arrival.
-pub(crate) fn draw_requests(config: &SimConfig, rng: &mut SimRng) -> Vec<(u64, RequestSubmission)> {
+pub(crate) fn draw_requests(config: &SimConfig, rng: &mut SimRng) -> Vec<RequestArrival> {
     let vocab = config.scheduler.limits.vocab_size;
     let text = |rng: &mut SimRng| -> Vec<Token> {
         (0..config.max_model_len()).map(|_| rng.below(u64::from(vocab)) as Token).collect()
     };
     let bases: Vec<Vec<Token>> = (0..rng.between(1, 3)).map(|_| text(rng)).collect();
-    let mut requests: Vec<(u64, RequestSubmission)> = Vec::new();
+    let mut requests: Vec<RequestArrival> = Vec::new();
     let mut now_ms = 0;
     while requests.len() < config.load.requests as usize {
         now_ms += rng.below(u64::from(config.load.gap_ms) + 1);
@@ -23,7 +29,8 @@ pub(crate) fn draw_requests(config: &SimConfig, rng: &mut SimRng) -> Vec<(u64, R
         let copies = if rng.chance_per_mille(100) { rng.between(2, 4) } else { 1 };
         for _ in 0..copies {
             let id = RequestId(requests.len() as u64 + 1);
-            requests.push((now_ms, submit(config, rng, id, prompt.clone())));
+            let request = submit(config, rng, id, prompt.clone());
+            requests.push(RequestArrival { at_ms: now_ms, request });
         }
     }
     requests
@@ -56,7 +63,7 @@ fn prompt(
     config: &SimConfig,
     rng: &mut SimRng,
     bases: &[Vec<Token>],
-    requests: &[(u64, RequestSubmission)],
+    requests: &[RequestArrival],
 ) -> Vec<Token> {
     let (longest, vocab) = (config.load.prompt_len_max, config.scheduler.limits.vocab_size);
     let mut tokens = Vec::new();
@@ -65,7 +72,7 @@ fn prompt(
         tokens.extend_from_slice(&base[..rng.between(0, longest) as usize]);
     } else if !requests.is_empty() && rng.chance_per_mille(config.load.continued) {
         // The next prompt of a chat consists of an earlier prompt, its output, and new tokens.
-        let earlier = &requests[rng.below(requests.len() as u64) as usize].1;
+        let earlier = &requests[rng.below(requests.len() as u64) as usize].request;
         tokens.clone_from(&earlier.tokens);
         let output = oracle(earlier, vocab);
         tokens.extend(output.take(earlier.max_tokens.min(longest) as usize));

@@ -3,7 +3,7 @@
 //! if they are no longer in the buffer, a snapshot of the whole prefix index. I14: after the subscriber has
 //! received the missed changes, its set of cached blocks equals the prefix index.
 
-use crate::introspection;
+use crate::introspection::{self, GroupBlockHash};
 use crate::invariant::{CheckResult, InvariantViolation, ensure};
 use crate::world::SimWorld;
 use protocol::{BlockHash, KvEvent, Replica};
@@ -28,7 +28,7 @@ enum CatchUpSource {
 /// A KV-event subscriber, and the replay buffer of its publisher.
 #[derive(Debug)]
 pub(crate) struct SimKvEventSubscriber {
-    cached_hashes: BTreeSet<(u8, BlockHash)>,
+    cached_hashes: BTreeSet<GroupBlockHash>,
     /// Whether the subscriber is connected to the publisher.
     connected: bool,
     /// Number of event batches published so far.
@@ -78,10 +78,12 @@ impl SimKvEventSubscriber {
             for change in changes {
                 match change {
                     IndexChange::Stored(group, hashes) => {
-                        self.cached_hashes.extend(hashes.iter().map(|hash| (*group, *hash)));
+                        let hashes = hashes.iter();
+                        self.cached_hashes
+                            .extend(hashes.map(|&hash| GroupBlockHash { group: *group, hash }));
                     }
                     IndexChange::Removed(group, hashes) => hashes.iter().for_each(|hash| {
-                        self.cached_hashes.remove(&(*group, *hash));
+                        self.cached_hashes.remove(&GroupBlockHash { group: *group, hash: *hash });
                     }),
                     IndexChange::Cleared => self.cached_hashes.clear(),
                 }
@@ -92,7 +94,7 @@ impl SimKvEventSubscriber {
 
     /// Reconnects, and applies the missed changes: from the replay buffer or, if it no longer has all missed
     /// batches, from the prefix index `listing`.
-    fn reconnect(&mut self, listing: &BTreeSet<(u8, BlockHash)>) -> CatchUpSource {
+    fn reconnect(&mut self, listing: &BTreeSet<GroupBlockHash>) -> CatchUpSource {
         self.connected = true;
         if (self.batches_published - self.batches_received) as usize <= self.replay_buffer.len() {
             self.replay();
@@ -162,7 +164,8 @@ fn subscriber_misses_batches_outside_the_replay_buffer() {
         let (hashes, tokens, extra_keys) = (vec![BlockHash(hash)], vec![1], vec![Vec::new()]);
         [KvEvent::Stored { hashes, parent: None, tokens, extra_keys, group: 0 }]
     };
-    let index: BTreeSet<_> = (1..=3).map(|hash| (0, BlockHash(hash))).collect();
+    let index: BTreeSet<_> =
+        (1..=3).map(|hash| GroupBlockHash { group: 0, hash: BlockHash(hash) }).collect();
     for (capacity, caught) in [(2, CatchUpSource::FromReplay), (1, CatchUpSource::FromSnapshot)] {
         let mut subscriber = SimKvEventSubscriber::new(capacity);
         subscriber.publish(&stored(1));

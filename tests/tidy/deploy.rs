@@ -7,6 +7,7 @@ use hadron::config::{
 use serde_json::Value;
 use server::RouteAccess;
 use server::routes::table;
+use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::process::Command;
 use std::time::Duration;
@@ -22,17 +23,14 @@ const SLURM_KILL_WAIT_S: u64 = 30;
 
 /// Parses the arguments of `hadron serve` as the server does. `place`: source of the arguments, for messages.
 fn serve(words: &[String], place: &str) -> ServeArgs {
-    serve_in(words, &[], place)
+    serve_in(words, &BTreeMap::new(), place)
 }
 
 /// Parses the arguments of `hadron serve` as the server does, with environment variables that the cluster
 /// sets. `place`: source of the arguments, for messages.
-fn serve_in(words: &[String], variables: &[(&str, String)], place: &str) -> ServeArgs {
+fn serve_in(words: &[String], variables: &BTreeMap<&str, String>, place: &str) -> ServeArgs {
     let argv = std::iter::once("hadron".to_owned()).chain(words.iter().cloned());
-    let text = |name: &str| {
-        let found = variables.iter().find(|(known, _)| *known == name);
-        found.map(|(_, text)| text.clone())
-    };
+    let text = |name: &str| variables.get(name).cloned();
     let secret = text("HADRON_CLUSTER_SECRET").map(|text| engine::nodes::ClusterSecret::new(&text));
     let cluster = LauncherEnvVariables::read(text);
     let environment =
@@ -76,7 +74,7 @@ fn manifests_match_server_flags_probes_and_timeouts() {
         let pod = pod(&documents[0]);
         let container = &pod["containers"][0];
         // These checks do not depend on the number of nodes, so one node is assumed.
-        let leader_env = [("LWS_GROUP_SIZE", "1".to_owned())];
+        let leader_env = BTreeMap::from([("LWS_GROUP_SIZE", "1".to_owned())]);
         let args = serve_in(&words(&container["args"]), &leader_env, name);
         assert_eq!(args.http.host, "0.0.0.0", "{name}");
         assert!(args.access.api_key_file.is_some(), "{name}: open to the cluster without a key");
@@ -157,11 +155,11 @@ fn leader_worker_set_is_one_server() {
     let args = words(&container(leader)["args"]);
     let port = container(leader)["ports"][1]["containerPort"].as_u64().unwrap();
     for index in 0..size {
-        let variables = [
+        let variables = BTreeMap::from([
             ("LWS_GROUP_SIZE", size.to_string()),
             ("LWS_WORKER_INDEX", index.to_string()),
             ("LWS_LEADER_ADDRESS", "hadron-0.hadron.default".to_owned()),
-        ];
+        ]);
         let args = serve_in(&args, &variables, "leader_worker_set");
         let cluster = args.nodes.cluster().expect("several nodes");
         let told = (u64::from(cluster.nodes), u64::from(cluster.node), u64::from(cluster.port));
@@ -190,13 +188,13 @@ fn slurm_job_is_one_server() {
     let words: Vec<String> =
         std::iter::once("serve").chain(line.split_whitespace()).map(str::to_owned).collect();
     for node in 0..nodes.parse::<u16>().unwrap() {
-        let variables = [
+        let variables = BTreeMap::from([
             ("SLURM_NNODES", nodes.clone()),
             ("SLURM_NTASKS", nodes.clone()),
             ("SLURM_NODEID", node.to_string()),
             ("SLURM_JOB_NODELIST", "n[7-8]".to_owned()),
             ("HADRON_CLUSTER_SECRET", "0".repeat(64)),
-        ];
+        ]);
         let args = serve_in(&words, &variables, "hadron.sbatch");
         let cluster = args.nodes.cluster().expect("several nodes");
         assert_eq!((cluster.nodes.to_string(), cluster.node), (nodes.clone(), node));

@@ -17,6 +17,21 @@ use tokenizers::{
     PreTokenizedString, PreTokenizer as _, Result, Token as Piece,
 };
 
+/// Added token with its id.
+#[derive(Debug, Clone)]
+pub(super) struct IdentifiedAddedToken {
+    pub(super) id: Token,
+    pub(super) token: AddedToken,
+}
+
+impl IdentifiedAddedToken {
+    /// Returns the added tokens of a tokenizer.
+    pub(super) fn list(tokenizer: &tokenizers::Tokenizer) -> Vec<Self> {
+        let tokens = tokenizer.get_added_tokens_decoder().into_iter();
+        tokens.map(|(id, token)| Self { id, token }).collect()
+    }
+}
+
 /// Search automata for the added tokens of one tokenizer (`added_tokens` in `tokenizer.json`), with the id of
 /// each added token and the list of special tokens.
 #[derive(Debug)]
@@ -29,14 +44,14 @@ pub(super) struct AddedTokenMatcher {
 
 impl AddedTokenMatcher {
     pub(super) fn new(tokenizer: &tokenizers::Tokenizer) -> std::result::Result<Self, String> {
-        let tokens: Vec<(Token, AddedToken)> =
-            tokenizer.get_added_tokens_decoder().into_iter().collect();
-        let special = tokens.iter().filter(|(_, t)| t.special && !t.content.is_empty());
-        let mut special: Vec<String> = special.map(|(_, t)| t.content.clone()).collect();
+        let tokens = IdentifiedAddedToken::list(tokenizer);
+        let special = tokens.iter().map(|added| &added.token);
+        let special = special.filter(|token| token.special && !token.content.is_empty());
+        let mut special: Vec<String> = special.map(|token| token.content.clone()).collect();
         special.sort_unstable();
-        let ids = tokens.iter().map(|(id, token)| (token.content.clone(), *id)).collect();
+        let ids = tokens.iter().map(|added| (added.token.content.clone(), added.id)).collect();
         let (normalized, raw): (Vec<_>, Vec<_>) =
-            tokens.into_iter().partition(|(_, t)| t.normalized);
+            tokens.into_iter().partition(|added| added.token.normalized);
         let normalized_text = |token: &AddedToken| {
             let mut text = NormalizedString::from(token.content.as_str());
             if let Some(normalizer) = tokenizer.get_normalizer() {
@@ -118,7 +133,7 @@ pub(super) fn append_ids(
 #[derive(Debug)]
 struct AddedTokenFinder {
     automaton: AhoCorasick,
-    tokens: Vec<(Token, AddedToken)>,
+    tokens: Vec<IdentifiedAddedToken>,
 }
 
 /// A text split at its added tokens, in order. `Some` contains an added token; `None` means text without
@@ -127,14 +142,14 @@ type AddedTokenSplits = Vec<(NormalizedString, Option<Vec<Piece>>)>;
 
 impl AddedTokenFinder {
     fn new(
-        mut tokens: Vec<(Token, AddedToken)>,
+        mut tokens: Vec<IdentifiedAddedToken>,
         normalized_text: impl Fn(&AddedToken) -> std::result::Result<String, String>,
     ) -> std::result::Result<Self, String> {
-        tokens.retain(|(_, t)| !t.content.is_empty());
-        tokens.sort_unstable_by_key(|(id, _)| *id);
+        tokens.retain(|added| !added.token.content.is_empty());
+        tokens.sort_unstable_by_key(|added| added.id);
         let token_strings: Vec<String> = tokens
             .iter()
-            .map(|(_, t)| normalized_text(t))
+            .map(|added| normalized_text(&added.token))
             .collect::<std::result::Result<_, _>>()?;
         let automaton = AhoCorasick::builder()
             .match_kind(MatchKind::LeftmostLongest)
@@ -159,7 +174,7 @@ impl AddedTokenFinder {
         let mut search = 0;
         while let Some(found) = self.automaton.find(aho_corasick::Input::new(text).range(search..))
         {
-            let (id, token) = &self.tokens[found.pattern().as_usize()];
+            let IdentifiedAddedToken { id, token } = &self.tokens[found.pattern().as_usize()];
             let (mut from, mut to) = (found.start(), found.end());
             if token.special && covers_protected(piece, from, to, protected_positions) {
                 // The special token found here covers a protected position (user text that must not become a

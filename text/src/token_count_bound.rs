@@ -8,10 +8,9 @@
 //! each byte value separately. The class of all bytes alone would give a weak bound, because long runs of
 //! spaces are single tokens.
 
-use super::token_table::{InvalidUtf8Replacement, TokenTable};
-use protocol::Token;
+use super::added_tokens::IdentifiedAddedToken;
+use super::token_table::{InvalidUtf8Replacement, TokenTable, VocabularyString};
 use serde_json::Value;
-use tokenizers::AddedToken;
 
 /// Computes a lower bound of a text's token count from the maximum byte counts of the tokenizer's tokens.
 #[derive(Debug)]
@@ -44,8 +43,8 @@ impl TokenCountBound {
     /// Computes the maximum byte counts; `None` if no lower bound holds for this tokenizer.
     pub(super) fn new(
         json: &Value,
-        tokens: &[Option<(String, bool)>],
-        added: &[(Token, AddedToken)],
+        tokens: &[Option<VocabularyString>],
+        added: &[IdentifiedAddedToken],
         vocabulary: &TokenTable,
     ) -> Option<Self> {
         let mut steps = PreBpeEffects::default();
@@ -55,15 +54,15 @@ impl TokenCountBound {
             steps.byte_level && vocabulary.invalid == InvalidUtf8Replacement::PerSequence;
         covers_every_byte(&json["model"], byte_level)?;
         // An added token that absorbs surrounding spaces covers an unlimited number of bytes.
-        if added.iter().any(|(_, token)| token.lstrip || token.rstrip) {
+        if added.iter().any(|added| added.token.lstrip || added.token.rstrip) {
             return None;
         }
         let mut max_per_token = ByteClassCounts::zero();
         for (id, token) in (0..).zip(tokens) {
-            let Some((token_string, _)) = token else { continue };
+            let Some(VocabularyString { text, .. }) = token else { continue };
             max_per_token.raise(vocabulary.bytes(id));
-            if !byte_level || added.iter().any(|(added_id, _)| *added_id == id) {
-                max_per_token.raise(token_string.as_bytes());
+            if !byte_level || added.iter().any(|added| added.id == id) {
+                max_per_token.raise(text.as_bytes());
             }
         }
         Some(Self { max_per_token, composes: steps.composes, replaced: steps.replaced })

@@ -53,10 +53,19 @@ pub(super) struct TokenTable {
     pub(super) leading: LeadingSpaceRule,
 }
 
+/// String of a token in `tokenizer.json`.
+#[derive(Debug, Clone)]
+pub(super) struct VocabularyString {
+    pub(super) text: String,
+    pub(super) is_special: bool,
+}
+
 impl TokenTable {
-    /// Builds the tables. `tokens[id]` is the token's string in `tokenizer.json` and whether the token is
-    /// special; `decoder` is the `decoder` member of `tokenizer.json`.
-    pub(super) fn new(tokens: &[Option<(String, bool)>], decoder: &Value) -> Result<Self, String> {
+    /// Builds the tables. `tokens[id]` is the string of the token `id`, if the id is assigned; `decoder` is the `decoder` member of `tokenizer.json`.
+    pub(super) fn new(
+        tokens: &[Option<VocabularyString>],
+        decoder: &Value,
+    ) -> Result<Self, String> {
         let rules = DecoderRules::read(decoder)?;
         let mut this = Self {
             bytes: Vec::new(),
@@ -72,9 +81,9 @@ impl TokenTable {
         for token in tokens {
             let kind = match token {
                 None => TokenKind::Unassigned,
-                Some((text, special)) => {
+                Some(VocabularyString { text, is_special }) => {
                     let byte = rules.append_token_bytes(text, &mut this.bytes);
-                    match (special, byte) {
+                    match (is_special, byte) {
                         (true, _) => TokenKind::Special,
                         (false, true) => TokenKind::Byte,
                         (false, false) => TokenKind::Plain,

@@ -4,47 +4,33 @@
 //! raw completion prompts, as in every OpenAI-compatible server. `encode_rendered` recognises special tokens
 //! only where the chat template placed them.
 
+mod loading;
+
+pub(super) use loading::{read_file, read_json};
 use std::borrow::Cow;
-use std::collections::BTreeSet;
 use std::fmt::Write as _;
-use std::path::Path;
 
 use protocol::Token;
 use serde_json::Value;
 
 use super::added_tokens::{AddedTokenMatcher, append_ids, pre_token_starts};
-use super::declared_tokens::DeclaredSpecialTokens;
 use super::detokenizer::{DetokenizeOptions, DetokenizerState};
-use super::error::{TextError, TextLoadError};
+use super::error::TextError;
 use super::panic_guard::catch_panic;
 use super::post_processor::PostProcessorTokens;
 use super::template::RenderedChat;
-use super::text_memory::{TEXT_MEMORY_DEFAULT, TextMemoryBudget, TextMemoryPermit};
+use super::text_memory::{TextMemoryBudget, TextMemoryPermit};
 use super::token_count_bound::TokenCountBound;
 use super::token_table::{TokenKind, TokenTable};
-use super::tokenizer_files::TokenizerDefinition;
 use super::tokenizer_windows::{WINDOW_BYTES, WindowBoundaryRules};
-
-/// Maximum vocabulary size; larger vocabularies are rejected at load, because tables have an entry per id.
-const VOCABULARY_MAX: usize = 1 << 22;
 
 /// Name of the `tokenizers` crate in panic errors. Version 0.22 panics, for example, if a post-processor
 /// refers to an undefined token.
 const LIBRARY_NAME: &str = "tokenizer library";
 
-/// Maximum bytes of memory that the `tokenizers` crate takes per byte of a text that it treats as one word,
-/// measured by `tests/e2e/http/memory_amplification.rs`.
-const BYTES_PER_WORD_BYTE: u64 = 176;
-/// Maximum bytes of memory that the `tokenizers` crate takes per byte of a text in which every byte may be a
-/// word.
-const BYTES_PER_TEXT_BYTE: u64 = 320;
-
 /// Factor by which a window (the part of a long text that is tokenised separately) is enlarged if it contains
 /// no position at which the text can be cut.
 const WINDOW_GROWTH: usize = 4;
-
-/// Maximum number of EOS token ids.
-const EOS_MAX: usize = 64;
 
 /// Converts text to token ids and back, for one model.
 #[derive(Debug)]
@@ -78,57 +64,6 @@ pub struct Tokenizer {
 }
 
 impl Tokenizer {
-    /// Loads the first of `TOKENIZER_FILES` that exists, the special tokens declared in the files next to it,
-    /// and the EOS ids from `generation_config.json` and `config.json`, if these files exist.
-    ///
-    /// Errors: a file is missing or invalid; the error names the file and the cause.
-    pub fn load(dir: &Path) -> Result<Self, TextLoadError> {
-        let mut declared = DeclaredSpecialTokens::read(dir)?;
-        let TokenizerDefinition { path, json, bytes } =
-            TokenizerDefinition::read(dir, &mut declared)?;
-        let invalid = |reason: String| TextLoadError::Invalid { path: path.clone(), reason };
-        let file = path.file_name().unwrap_or_default().to_string_lossy();
-        let inner = catch_panic(LIBRARY_NAME, || read_by_library(&bytes, &declared, &file));
-        let inner = inner.and_then(|inner| inner).map_err(invalid)?;
-        check_added_ids(&json, &inner).map_err(invalid)?;
-        let tokens = tokens_by_id(&inner).map_err(invalid)?;
-        let token_table = TokenTable::new(&tokens, &json["decoder"]).map_err(invalid)?;
-        let added_token_list: Vec<_> = inner.get_added_tokens_decoder().into_iter().collect();
-        let length_bound = TokenCountBound::new(&json, &tokens, &added_token_list, &token_table);
-        let windows = WindowBoundaryRules::new(&json, &added_token_list);
-        let post_processor =
-            catch_panic(LIBRARY_NAME, || PostProcessorTokens::new(&inner)).ok().flatten();
-        let one_word = windows.is_some() || json["pre_tokenizer"].is_null();
-        let bytes_per_byte = if one_word && post_processor.is_some() {
-            BYTES_PER_WORD_BYTE
-        } else {
-            BYTES_PER_TEXT_BYTE
-        };
-        let memory = TextMemoryBudget::new(TEXT_MEMORY_DEFAULT);
-        let added_tokens = AddedTokenMatcher::new(&inner).map_err(invalid)?;
-        let id = |text: &str| inner.token_to_id(text);
-        let bos = declared.role("bos_token").and_then(id);
-        let eos_ids = eos_ids(dir, declared.role("eos_token").and_then(id))?;
-        let DeclaredSpecialTokens { config, roles: special_tokens, .. } = declared;
-        let llama = config["tokenizer_class"].as_str().is_some_and(|c| c.starts_with("Llama"));
-        let add_bos = if llama { config["add_bos_token"].as_bool() } else { None };
-        Ok(Self {
-            inner,
-            added_tokens,
-            token_table,
-            length_bound,
-            windows,
-            post_processor,
-            bytes_per_byte,
-            memory,
-            special_tokens,
-            bos,
-            add_bos,
-            eos_ids,
-            config,
-        })
-    }
-
     /// Sets the total memory budget, in bytes, for tokenising texts that cannot be cut into windows.
     #[must_use]
     pub fn with_memory(self, bytes: u64) -> Self {
@@ -364,115 +299,4 @@ impl Tokenizer {
 
 fn failed(error: &tokenizers::Error) -> TextError {
     TextError::Tokenizer(error.to_string())
-}
-
-/// Reads a file; `None` if it does not exist.
-pub(super) fn read_file(path: &Path) -> Result<Option<Vec<u8>>, TextLoadError> {
-    match std::fs::read(path) {
-        Ok(bytes) => Ok(Some(bytes)),
-        Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(None),
-        Err(source) => Err(TextLoadError::Read { path: path.to_owned(), source }),
-    }
-}
-
-pub(super) fn read_json(path: &Path) -> Result<Option<Value>, TextLoadError> {
-    let Some(bytes) = read_file(path)? else { return Ok(None) };
-    let json = serde_json::from_slice(&bytes);
-    json.map(Some)
-        .map_err(|e| TextLoadError::Invalid { path: path.to_owned(), reason: e.to_string() })
-}
-
-/// Loads the tokenizer with the `tokenizers` crate, and checks that it can encode a text.
-fn read_by_library(
-    bytes: &[u8],
-    declared: &DeclaredSpecialTokens,
-    file: &str,
-) -> Result<tokenizers::Tokenizer, String> {
-    let mut inner =
-        tokenizers::Tokenizer::from_bytes(bytes).map_err(|e| format!("not a tokenizer: {e}"))?;
-    // The file contains the truncation and padding settings of training; transformers clears both before
-    // encoding a prompt.
-    inner.with_truncation(None).map_err(|e| e.to_string())?;
-    inner.with_padding(None);
-    declared.add_to(&mut inner, file)?;
-    check_added(&inner)?;
-    Ok(inner)
-}
-
-/// Checks that the vocabulary contains the token ids that the post-processor adds to every text:
-/// `tokenizer.json` lists these ids separately.
-fn check_added(inner: &tokenizers::Tokenizer) -> Result<(), String> {
-    let added = inner.encode("", true).map_err(|e| e.to_string())?;
-    match added.get_ids().iter().find(|&&id| inner.id_to_token(id).is_none()) {
-        Some(id) => Err(format!("the post-processor adds id {id}, which is not in the vocabulary")),
-        None => Ok(()),
-    }
-}
-
-/// Checks the ids of `added_tokens`. The `tokenizers` crate ignores the id of an added token that the
-/// vocabulary contains under another id; it then gives all later added tokens ids that differ from those used
-/// in training.
-fn check_added_ids(json: &Value, inner: &tokenizers::Tokenizer) -> Result<(), String> {
-    for token in json["added_tokens"].as_array().into_iter().flatten() {
-        let (Some(id), Some(content)) = (token["id"].as_u64(), token["content"].as_str()) else {
-            continue;
-        };
-        let found = inner.token_to_id(content);
-        if found.map(u64::from) != Some(id) {
-            let found = found.map_or_else(|| "no id".to_owned(), |id| format!("id {id}"));
-            return Err(format!(
-                "added_tokens: {content:?} has id {id}, but {found} in the vocabulary"
-            ));
-        }
-    }
-    Ok(())
-}
-
-/// Returns, for each id, the token's string in `tokenizer.json` and whether the token is special.
-fn tokens_by_id(inner: &tokenizers::Tokenizer) -> Result<Vec<Option<(String, bool)>>, String> {
-    let vocabulary = inner.get_vocab(true);
-    let size = vocabulary.values().max().map_or(0, |&id| id as usize + 1);
-    if size > VOCABULARY_MAX {
-        return Err(format!("the largest id is {}; at most {VOCABULARY_MAX} ids", size - 1));
-    }
-    let added = inner.get_added_tokens_decoder();
-    let mut tokens = vec![None; size];
-    for (text, id) in vocabulary {
-        tokens[id as usize] = Some((text, false));
-    }
-    for (id, token) in added {
-        if let Some(slot) = tokens.get_mut(id as usize) {
-            *slot = Some((token.content, token.special));
-        }
-    }
-    Ok(tokens)
-}
-
-/// Returns the EOS token ids: `own`, the EOS id of the tokenizer, then the ids of `generation_config.json`
-/// and `config.json`.
-fn eos_ids(dir: &Path, own: Option<Token>) -> Result<Vec<Token>, TextLoadError> {
-    let mut ids: Vec<Token> = own.into_iter().collect();
-    for name in ["generation_config.json", "config.json"] {
-        let path = dir.join(name);
-        let Some(json) = read_json(&path)? else { continue };
-        let invalid = |reason: &str| TextLoadError::Invalid {
-            path: path.clone(),
-            reason: format!("eos_token_id: {reason}"),
-        };
-        let listed = match &json["eos_token_id"] {
-            Value::Null => continue,
-            Value::Array(list) => list.clone(),
-            one => vec![one.clone()],
-        };
-        for id in &listed {
-            let id = id.as_u64().and_then(|id| Token::try_from(id).ok());
-            ids.push(id.ok_or_else(|| invalid("not an id or a list of ids"))?);
-        }
-        if listed.len() > EOS_MAX {
-            return Err(invalid(&format!("{} ids; at most {EOS_MAX}", listed.len())));
-        }
-    }
-    let mut seen = BTreeSet::new();
-    ids.retain(|&id| seen.insert(id));
-    Ok(ids)
 }

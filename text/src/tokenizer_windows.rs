@@ -8,9 +8,9 @@
 //! patterns take at most three digits per pre-token. So a pre-token that begins before the cut is determined
 //! by the characters up to the `CHANGES_MIN`th change of character class after the cut.
 
+use super::added_tokens::IdentifiedAddedToken;
 use super::pre_tokenizer_patterns as patterns;
 use super::token_count_bound::is_stable;
-use protocol::Token;
 use serde_json::Value;
 use tokenizers::AddedToken;
 
@@ -54,7 +54,7 @@ pub(super) struct WindowBoundaryRules {
 impl WindowBoundaryRules {
     /// Determines the rules from `tokenizer.json`; `None` if its pre-token boundaries cannot be predicted
     /// with certainty.
-    pub(super) fn new(json: &Value, added: &[(Token, AddedToken)]) -> Option<Self> {
+    pub(super) fn new(json: &Value, added: &[IdentifiedAddedToken]) -> Option<Self> {
         let normalizer = &json["normalizer"];
         let has_no_step = normalizer["normalizers"].as_array().is_some_and(Vec::is_empty);
         let composes = match normalizer["type"].as_str() {
@@ -72,8 +72,8 @@ impl WindowBoundaryRules {
         let is_supported = splits_by_known_patterns(&json["pre_tokenizer"])
             && json["model"]["type"] == "BPE"
             && json["model"]["dropout"].is_null()
-            && added.iter().all(|(_, token)| is_plain(token));
-        let longest = added.iter().map(|(_, token)| token.content.len()).max().unwrap_or(0);
+            && added.iter().all(|added| is_plain(&added.token));
+        let longest = added.iter().map(|added| added.token.content.len()).max().unwrap_or(0);
         let bounded_digit_runs = !takes_runs_of_digits(&json["pre_tokenizer"]);
         is_supported.then_some(Self {
             composes,

@@ -8,6 +8,15 @@ use std::mem;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
+/// Token event of one of the requests of a stream.
+#[derive(Debug)]
+pub struct IndexedTokenEvent {
+    /// Index of the request in the stream.
+    pub index: u32,
+    /// The event.
+    pub event: TokenEvent,
+}
+
 /// Mailbox of one stream: the token events that its reader has not received yet. Their number is bounded by
 /// the `max_tokens` of the stream's requests.
 #[derive(Debug, Default)]
@@ -18,7 +27,7 @@ pub(super) struct StreamMailbox {
 /// Undelivered events of a mailbox, by request index, and the waker of its reader.
 #[derive(Debug, Default)]
 struct StreamMailboxState {
-    events: Vec<(u32, TokenEvent)>,
+    events: Vec<IndexedTokenEvent>,
     reader: Option<Waker>,
 }
 
@@ -26,7 +35,7 @@ impl StreamMailbox {
     /// Adds an event and wakes the reader. The reader is woken at most once until its next poll.
     pub(super) fn put(&self, index: u32, event: TokenEvent) {
         let mut state = lock(&self.state);
-        state.events.push((index, event));
+        state.events.push(IndexedTokenEvent { index, event });
         let reader = state.reader.take();
         drop(state);
         if let Some(reader) = reader {
@@ -71,7 +80,7 @@ impl RequestEventStream {
     pub fn poll_events(
         &mut self,
         cx: &mut Context<'_>,
-        into: &mut Vec<(u32, TokenEvent)>,
+        into: &mut Vec<IndexedTokenEvent>,
     ) -> Poll<()> {
         let mut state = lock(&self.mailbox.state);
         if state.events.is_empty() {
@@ -86,7 +95,7 @@ impl RequestEventStream {
             into.append(&mut state.events);
         }
         drop(state);
-        for (index, event) in into.iter() {
+        for IndexedTokenEvent { index, event } in into.iter() {
             self.release_admission(*index, event);
         }
         Poll::Ready(())

@@ -121,6 +121,8 @@ mod tests {
     use std::net::TcpListener;
 
     const LONG: Duration = Duration::from_mins(1);
+    /// Cluster secret of node 0.
+    const SECRET: &str = "0123456789abcdef";
 
     fn listener_and_dialer(secret: &str) -> (TcpListener, NodeDialer) {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -130,9 +132,8 @@ mod tests {
     }
 
     #[test]
-    fn full_listener_is_retried_but_wrong_secret_is_not() {
-        let ours = "0123456789abcdef";
-        let (listener, dialer) = listener_and_dialer(ours);
+    fn full_listener_is_retried() {
+        let (listener, dialer) = listener_and_dialer(SECRET);
         let server = thread::spawn(move || {
             drop(listener.accept().unwrap());
             // Close the second connection after its response was read: node 0 has then neither accepted nor
@@ -144,14 +145,17 @@ mod tests {
             let mut from = FrameReader::<_, NodeHandshake>::new(&stream, EPOCH);
             assert!(matches!(from.receive(), Ok(Some(NodeHandshake::Response { .. }))));
             drop(stream);
-            admit(&listener.accept().unwrap().0, &ClusterSecret::new(ours), LONG).unwrap()
+            admit(&listener.accept().unwrap().0, &ClusterSecret::new(SECRET), LONG).unwrap()
         });
         dialer.connect_with_retries(&NodeEvent::Heartbeat, LONG).unwrap();
         assert_eq!(server.join().unwrap(), NodeEvent::Heartbeat);
+    }
 
+    #[test]
+    fn wrong_secret_is_not_retried() {
         let (listener, dialer) = listener_and_dialer("0123456789abcdeF");
         let server = thread::spawn(move || {
-            let result = admit(&listener.accept().unwrap().0, &ClusterSecret::new(ours), LONG);
+            let result = admit(&listener.accept().unwrap().0, &ClusterSecret::new(SECRET), LONG);
             listener.set_nonblocking(true).unwrap();
             (result.is_err(), listener)
         });

@@ -114,16 +114,27 @@ mod tests {
         WeightsDigest { common, sharded, experts }
     }
 
+    /// Digest of the weights that a rank has loaded.
+    #[derive(Debug, Clone, Copy)]
+    struct RankDigest {
+        rank: Rank,
+        digest: WeightsDigest,
+    }
+
+    fn on_rank(rank: u16, digest: WeightsDigest) -> RankDigest {
+        RankDigest { rank: Rank(rank), digest }
+    }
+
     /// Records the digests `loaded`, in order, in a baseline of two replicas with two ranks each; returns the
     /// fingerprint of the baseline. `experts`: whether expert parallelism is enabled.
-    fn admitted(experts: bool, loaded: &[(u16, WeightsDigest)]) -> Result<u64, DigestConflict> {
+    fn admitted(experts: bool, loaded: &[RankDigest]) -> Result<u64, DigestConflict> {
         let mut baseline = WeightsDigestBaseline::new(ParallelConfig {
             tp_size: 2,
             dp_size: 2,
             expert_parallel: experts,
         });
-        for (rank, digest) in loaded {
-            baseline.admit(Rank(*rank), *digest)?;
+        for RankDigest { rank, digest } in loaded {
+            baseline.admit(*rank, *digest)?;
         }
         Ok(baseline.fingerprint())
     }
@@ -131,9 +142,9 @@ mod tests {
     #[test]
     fn replicas_agree_rank_by_rank() {
         let [first, second] = [digest(1, 2, 3), digest(1, 4, 5)];
-        let all = [(0, first), (1, second), (2, first), (3, second)];
+        let all = [on_rank(0, first), on_rank(1, second), on_rank(2, first), on_rank(3, second)];
         assert!(admitted(false, &all).is_ok());
-        let swapped = [(0, first), (1, second), (2, second)];
+        let swapped = [on_rank(0, first), on_rank(1, second), on_rank(2, second)];
         let conflict = admitted(false, &swapped).unwrap_err();
         assert_eq!((conflict.part, conflict.other), (WeightsDigestPart::Sharded, Rank(0)));
         assert_eq!(
@@ -141,13 +152,14 @@ mod tests {
             "the digest of the weights of this tensor-parallel rank is 0000000000000004, \
              but rank 0 has 0000000000000002"
         );
-        let experts = [(0, first), (2, digest(1, 2, 9))];
+        let experts = [on_rank(0, first), on_rank(2, digest(1, 2, 9))];
         assert_eq!(admitted(false, &experts).unwrap_err().part, WeightsDigestPart::Experts);
     }
 
     #[test]
     fn all_ranks_agree_on_common_weights() {
-        let conflict = admitted(false, &[(0, digest(1, 2, 3)), (1, digest(9, 4, 5))]).unwrap_err();
+        let conflict = admitted(false, &[on_rank(0, digest(1, 2, 3)), on_rank(1, digest(9, 4, 5))])
+            .unwrap_err();
         assert_eq!(
             (conflict.part, conflict.theirs, conflict.ours),
             (WeightsDigestPart::Common, 9, 1)
@@ -156,9 +168,10 @@ mod tests {
 
     #[test]
     fn expert_parallel_ranks_have_experts_of_their_own() {
-        let all = [(0, digest(1, 2, 3)), (1, digest(1, 4, 5)), (2, digest(1, 2, 6))];
+        let all =
+            [on_rank(0, digest(1, 2, 3)), on_rank(1, digest(1, 4, 5)), on_rank(2, digest(1, 2, 6))];
         assert!(admitted(true, &all).is_ok());
-        let again = [all[0], all[1], all[2], (2, digest(1, 2, 7))];
+        let again = [all[0], all[1], all[2], on_rank(2, digest(1, 2, 7))];
         let conflict = admitted(true, &again).unwrap_err();
         assert_eq!((conflict.part, conflict.other), (WeightsDigestPart::Experts, Rank(2)));
     }
@@ -166,20 +179,22 @@ mod tests {
     #[test]
     fn restart_is_compared_with_the_first_start() {
         let first = digest(1, 2, 3);
-        assert!(admitted(false, &[(0, first), (0, first), (0, first)]).is_ok());
+        assert!(
+            admitted(false, &[on_rank(0, first), on_rank(0, first), on_rank(0, first)]).is_ok()
+        );
         for changed in [digest(9, 2, 3), digest(1, 9, 3), digest(1, 2, 9)] {
-            let conflict = admitted(false, &[(0, first), (0, changed)]).unwrap_err();
+            let conflict = admitted(false, &[on_rank(0, first), on_rank(0, changed)]).unwrap_err();
             assert_eq!((conflict.theirs, conflict.other), (9, Rank(0)));
         }
     }
 
     #[test]
     fn fingerprint_follows_every_digest_of_a_replica() {
-        let all = |sharded| [(0, digest(1, 2, 3)), (1, digest(1, sharded, 5))];
+        let all = |sharded| [on_rank(0, digest(1, 2, 3)), on_rank(1, digest(1, sharded, 5))];
         let first = admitted(false, &all(4)).unwrap();
         assert_ne!(admitted(false, &all(6)).unwrap(), first);
         // A second replica with the same weights does not change the fingerprint.
-        let more = [all(4)[0], all(4)[1], (2, digest(1, 2, 3)), (3, digest(1, 4, 5))];
+        let more = [all(4)[0], all(4)[1], on_rank(2, digest(1, 2, 3)), on_rank(3, digest(1, 4, 5))];
         assert_eq!(admitted(false, &more).unwrap(), first);
     }
 }

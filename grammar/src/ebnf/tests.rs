@@ -11,6 +11,18 @@ fn compiled(text: &str) -> CompiledGrammar {
     compile_with(&compiler, &constraint).unwrap_or_else(|error| panic!("{error}: {lark}"))
 }
 
+/// Checks that the grammar `text` accepts the texts `good` and rejects the texts `bad`.
+fn check_texts(text: &str, good: &[&str], bad: &[&str]) {
+    assert!(is_ebnf(text));
+    let compiled = compiled(text);
+    for good in good {
+        assert!(accepts(&compiled, good), "{good:?} of {text}");
+    }
+    for bad in bad {
+        assert!(!accepts(&compiled, bad), "{bad:?} of {text}");
+    }
+}
+
 #[test]
 fn grammars_accept_exactly_their_texts() {
     for (text, good, bad) in [
@@ -35,14 +47,7 @@ fn grammars_accept_exactly_their_texts() {
         ("root-1 ::= \"b\"\nroot ::= \"a\" root-1{0} root-1{1,}", &["ab", "abbb"], &["a", "aab"]),
         ("root ::= \"<\" (root | \"\") \">\"", &["<>", "<<>>"], &["<", "<>>"]),
     ] {
-        assert!(is_ebnf(text));
-        let compiled = compiled(text);
-        for good in good {
-            assert!(accepts(&compiled, good), "{good:?} of {text}");
-        }
-        for bad in bad {
-            assert!(!accepts(&compiled, bad), "{bad:?} of {text}");
-        }
+        check_texts(text, good, bad);
     }
 }
 

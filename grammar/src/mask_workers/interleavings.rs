@@ -44,6 +44,13 @@ fn next<T>(channel: &Receiver<T>) -> T {
     }
 }
 
+/// Returns the scheduler effect of one more output token of `request`.
+fn token_effect(request: RequestId, token: Token) -> SchedulerEffect {
+    let end = TokenEvent::finished(request, FinishReason::Length);
+    let event = TokenEvent { tokens: [token].as_slice().into(), finish_reason: None, ..end };
+    SchedulerEffect::TokenEvents(vec![event])
+}
+
 /// Simulated engine thread: the mask workers, the channels to which they send, and the lengths of two
 /// outputs.
 struct MaskStepHarness {
@@ -56,13 +63,18 @@ struct MaskStepHarness {
 }
 
 impl MaskStepHarness {
-    /// Runs a step with one row per incomplete output. Each row whose mask is not overdue commits one token.
-    fn step(&mut self, number: u64) {
-        let rows: Vec<MaskedRow> = (0..)
+    /// Returns one row per incomplete output.
+    fn incomplete_rows(&self) -> Vec<MaskedRow> {
+        (0..)
             .zip(self.outputs)
             .filter(|(_, outputs)| (*outputs as usize) < OUTPUT.len())
             .map(|(row, _)| MaskedRow { row, request: RequestId(row.into()), awaits_drafts: false })
-            .collect();
+            .collect()
+    }
+
+    /// Runs a step with one row per incomplete output. Each row whose mask is not overdue commits one token.
+    fn step(&mut self, number: u64) {
+        let rows = self.incomplete_rows();
         let expected: BTreeSet<u32> = rows.iter().map(|masked| masked.row).collect();
         self.workers.request_masks(StepId(number), rows, &self.executor, Duration::ZERO);
         let ExecutorCommand::Bitmask(mask) = next(&self.commands) else { panic!("no mask") };
@@ -79,10 +91,8 @@ impl MaskStepHarness {
             assert_eq!(allowed(&row), OUTPUT[*outputs as usize]);
             let token = Token::from(OUTPUT[*outputs as usize][0]);
             *outputs += 1;
-            let end = TokenEvent::finished(RequestId(row.row.into()), FinishReason::Length);
-            let event =
-                TokenEvent { tokens: [token].as_slice().into(), finish_reason: None, ..end };
-            self.workers.observe_effects(&[SchedulerEffect::TokenEvents(vec![event])]);
+            let effect = token_effect(RequestId(row.row.into()), token);
+            self.workers.observe_effects(&[effect]);
         }
         while !overdue.is_empty() {
             let (request, event) = next(&self.mask_events);

@@ -9,6 +9,7 @@
 //!
 //! `docs/structured-output.md` lists the keywords; tests check that list.
 
+mod conjunction;
 mod document;
 mod item_keywords;
 mod keywords;
@@ -18,6 +19,9 @@ mod tests;
 mod uri;
 
 use super::compile::GrammarError;
+use conjunction::{
+    add_bound, add_combination, add_conjunct, is_annotation_format, types, without_duplicates,
+};
 use document::{SchemaDocument, SchemaRefTarget, base_inside};
 use serde_json::{Map, Value, json};
 use std::collections::{HashMap, HashSet};
@@ -304,76 +308,4 @@ fn only_reference(schema: &Value) -> Option<&str> {
         (Some(("$ref", Value::String(reference))), None) => Some(reference),
         _ => None,
     }
-}
-
-/// Adds `schema` to `written` as a further condition that a value must satisfy (`allOf`).
-fn add_conjunct(written: &mut Map<String, Value>, schema: Value) {
-    match schema {
-        Value::Object(mut members) if members.len() == 1 && !written.contains_key("$ref") => {
-            if let Some(reference) = members.remove("$ref") {
-                written.insert("$ref".to_owned(), reference);
-                return;
-            }
-            add_combination(written, "allOf", vec![Value::Object(members)]);
-        }
-        schema => add_combination(written, "allOf", vec![schema]),
-    }
-}
-
-/// Adds a list of schemas for `allOf`, `anyOf` or `oneOf`, even if the keyword has already been written.
-fn add_combination(written: &mut Map<String, Value>, keyword: &str, mut schemas: Vec<Value>) {
-    match written.get_mut(keyword) {
-        None => drop(written.insert(keyword.to_owned(), Value::Array(schemas))),
-        Some(Value::Array(list)) if keyword == "allOf" => list.append(&mut schemas),
-        Some(_) => add_conjunct(written, json!({keyword: schemas})),
-    }
-}
-
-/// Returns a list with each value only at its first position.
-fn without_duplicates(value: &Value) -> Value {
-    let Some(list) = value.as_array() else { return value.clone() };
-    let mut seen = HashSet::new();
-    Value::Array(list.iter().filter(|item| seen.insert(item.to_string())).cloned().collect())
-}
-
-/// Returns the value of `type`, with `null` added if OpenAPI's `nullable` allows it.
-fn types(value: &Value, schema: &Map<String, Value>) -> Value {
-    let mut list = match value {
-        Value::Array(list) => list.clone(),
-        other => vec![other.clone()],
-    };
-    if schema.get("nullable") == Some(&Value::Bool(true)) {
-        list.push(Value::from("null"));
-    }
-    if list.iter().any(|name| name == "number") {
-        list.retain(|name| name != "integer");
-    }
-    match without_duplicates(&Value::Array(list)) {
-        Value::Array(mut list) if list.len() == 1 => list.remove(0),
-        list => list,
-    }
-}
-
-fn is_annotation_format(format: &Value) -> bool {
-    format.as_str().is_some_and(|format| !keywords::ENFORCED_FORMATS.contains(&format))
-}
-
-/// Writes a numeric bound. In draft-04, `exclusiveMinimum` is a boolean that makes `minimum` exclusive.
-fn add_bound(
-    keyword: &str,
-    value: &Value,
-    schema: &Map<String, Value>,
-    written: &mut Map<String, Value>,
-) {
-    let exclusive = match keyword {
-        "minimum" => "exclusiveMinimum",
-        "maximum" => "exclusiveMaximum",
-        _ if value.is_boolean() => return,
-        _ => keyword,
-    };
-    let keyword = match schema.get(exclusive) {
-        Some(Value::Bool(true)) => exclusive,
-        _ => keyword,
-    };
-    written.insert(keyword.to_owned(), value.clone());
 }

@@ -152,15 +152,7 @@ impl SchemaNormaliser<'_> {
         let others = others.unwrap_or(Value::Bool(true));
         match constraint {
             PropertyNameConstraint::OneOf(names) => {
-                let others = self.shared(others);
-                let mut allowed = Map::new();
-                for (name, schema) in properties {
-                    let is_allowed = names.contains(&name);
-                    allowed.insert(name, if is_allowed { schema } else { json!(false) });
-                }
-                for name in names {
-                    allowed.entry(name).or_insert_with(|| others.clone());
-                }
+                let allowed = allowed_properties(properties, names, &self.shared(others));
                 written.insert("properties".to_owned(), Value::Object(allowed));
             }
             PropertyNameConstraint::Matching(_) if !properties.is_empty() => {
@@ -229,4 +221,22 @@ impl SchemaNormaliser<'_> {
 /// Returns the strings in `values`.
 fn texts<'a>(values: impl IntoIterator<Item = &'a Value>) -> Vec<String> {
     values.into_iter().filter_map(Value::as_str).map(str::to_owned).collect()
+}
+
+/// Returns the properties of an object with the property names `names`: those of `properties`, and `others` for
+/// the other names. All other properties are forbidden.
+fn allowed_properties(
+    properties: Map<String, Value>,
+    names: Vec<String>,
+    others: &Value,
+) -> Map<String, Value> {
+    let mut allowed = Map::new();
+    for (name, schema) in properties {
+        let is_allowed = names.contains(&name);
+        allowed.insert(name, if is_allowed { schema } else { json!(false) });
+    }
+    for name in names {
+        allowed.entry(name).or_insert_with(|| others.clone());
+    }
+    allowed
 }

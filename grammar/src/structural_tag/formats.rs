@@ -1,5 +1,7 @@
 //! Converts the formats of structural tags to Lark expressions.
 
+mod endings;
+
 use super::fields::FormatFields;
 use super::free_text::any_text;
 use super::{DEPTH_MAX, EMPTY, EndTexts, FORMATS_MAX, LarkExpression, StructuralTagError};
@@ -7,6 +9,7 @@ use crate::ebnf::{EbnfGrammar, is_ebnf};
 use crate::lark_text::literal;
 use crate::limits::TEXT_BYTES_MAX;
 use crate::llguidance_grammar::ENGINE_OPTIONS;
+use endings::{ending_constant, ends_free};
 use serde_json::{Value, json};
 use std::fmt::Write as _;
 
@@ -48,16 +51,10 @@ impl TagGrammarWriter {
         let _ = writeln!(self.rules, "{name}: {body}");
     }
 
-    /// Writes the Lark expression of a format that is followed by one of the texts `ends`.
+    /// Counts a format at depth `depth`.
     ///
-    /// Errors: the path of an invalid value, or of a format that cannot be enforced.
-    pub(super) fn closed(
-        &mut self,
-        format: &Value,
-        path: &str,
-        ends: &EndTexts,
-        depth: usize,
-    ) -> Result<LarkExpression, StructuralTagError> {
+    /// Errors: the structural tag is too large.
+    fn count_format(&mut self, path: &str, depth: usize) -> Result<(), StructuralTagError> {
         self.formats += 1;
         if depth > DEPTH_MAX || self.formats > FORMATS_MAX {
             let message = format!(
@@ -68,6 +65,20 @@ impl TagGrammarWriter {
         if self.rules.len() > TEXT_BYTES_MAX {
             return Err(StructuralTagError::too_long(path));
         }
+        Ok(())
+    }
+
+    /// Writes the Lark expression of a format that is followed by one of the texts `ends`.
+    ///
+    /// Errors: the path of an invalid value, or of a format that cannot be enforced.
+    pub(super) fn closed(
+        &mut self,
+        format: &Value,
+        path: &str,
+        ends: &EndTexts,
+        depth: usize,
+    ) -> Result<LarkExpression, StructuralTagError> {
+        self.count_format(path, depth)?;
         let mut fields = FormatFields::of(format, path)?;
         let depth = depth + 1;
         let expression = match fields.text("type")? {
@@ -272,36 +283,6 @@ impl TagGrammarWriter {
         let parts: Vec<String> =
             joined.into_iter().map(|part| self.rule_expression(part)).collect();
         LarkExpression::Rule(parts.join(" "))
-    }
-}
-
-/// Returns the constant text of the format `next` if it ends the free text at the end of `element`, the
-/// format before it.
-fn ending_constant<'a>(element: &Value, next: &'a Value) -> Option<&'a str> {
-    let is_end = next["type"] == "const_string" && ends_free(element);
-    next["value"].as_str().filter(|text| is_end && !text.is_empty())
-}
-
-/// Whether a format may end with free text.
-fn ends_free(format: &Value) -> bool {
-    let any = |list: &Value, last: bool| {
-        let list = list.as_array().map(Vec::as_slice).unwrap_or_default();
-        let considered = if last { &list[list.len().saturating_sub(1)..] } else { list };
-        considered.iter().any(ends_free)
-    };
-    match format["type"].as_str() {
-        Some("any_text" | "dispatch") => true,
-        Some("triggered_tags") => {
-            // If no tag is required, the whole format may be free text.
-            format["stop_after_first"] != true || format["at_least_one"] != true
-        }
-        Some("tag") => {
-            let has_end = format["end"] != "" && format["end"] != json!([]);
-            !has_end && ends_free(&format["content"])
-        }
-        Some("sequence") => any(&format["elements"], true),
-        Some("or") => any(&format["elements"], false),
-        _ => false,
     }
 }
 

@@ -185,11 +185,8 @@ mod tests {
             let second = begin();
             verdicts.report_verdict(&second, verdict("quick")).unwrap();
             let reply = server.recv(WAIT).unwrap();
-            assert_eq!(
-                reply,
-                Some(GrammarWorkerReply::Verdict(verdict("quick"))),
-                "the second verdict of the first dry run is dropped"
-            );
+            let quick = GrammarWorkerReply::Verdict(verdict("quick"));
+            assert_eq!(reply, Some(quick), "the second verdict of the first dry run is dropped");
         }
     }
 }

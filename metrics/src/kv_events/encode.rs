@@ -101,6 +101,17 @@ impl KvEventEncoder {
         }
     }
 
+    /// Writes the kind of the group `group`, then its window; nil if absent.
+    fn write_group_kind(&self, out: &mut Vec<u8>, group: u8) -> io::Result<()> {
+        let kind = self.kinds.get(usize::from(group)).copied();
+        write_str_or_nil(out, kind.map(kind_name))?;
+        let Some(window) = kind.and_then(KvKind::window) else {
+            return write_nil(out);
+        };
+        write_uint(out, window.into())?;
+        Ok(())
+    }
+
     /// Encodes an event as an array: its type, then all fields in order, nil if absent.
     fn array(&self, out: &mut Vec<u8>, event: &KvEvent) -> io::Result<()> {
         match event {
@@ -115,13 +126,7 @@ impl KvEventEncoder {
                 write_lora(out, extra_keys)?;
                 write_extra_keys_or_nil(out, extra_keys)?;
                 write_uint(out, (*group).into())?;
-                let kind = self.kinds.get(usize::from(*group)).copied();
-                write_str_or_nil(out, kind.map(kind_name))?;
-                let Some(window) = kind.and_then(KvKind::window) else {
-                    return write_nil(out);
-                };
-                write_uint(out, window.into())?;
-                Ok(())
+                self.write_group_kind(out, *group)
             }
             KvEvent::Removed { hashes, group } => {
                 write_array_start(out, 4, "BlockRemoved")?;

@@ -101,6 +101,23 @@ impl SubscriberBlocks {
         self.blocks.keys().map(|key| &key.hash)
     }
 
+    /// Counts the block `child` as a child of its parent. An unknown parent is a violation if the set is
+    /// complete.
+    fn add_child(
+        &mut self,
+        parent: &SubscriberBlockKey,
+        child: &ExternalBlockHash,
+    ) -> Option<KvEventViolation> {
+        if let Some(block) = self.blocks.get_mut(parent) {
+            block.children += 1;
+            return None;
+        }
+        self.is_complete.then(|| KvEventViolation::ParentUnknown {
+            child: child.clone(),
+            parent: parent.hash.clone(),
+        })
+    }
+
     fn store(&mut self, stored: &BlockStored, violations: &mut Vec<KvEventViolation>) {
         violations.extend(check_token_count(stored));
         let key = |hash: &ExternalBlockHash| SubscriberBlockKey {
@@ -116,14 +133,7 @@ impl SubscriberBlocks {
                 violations.push(KvEventViolation::ZeroHash);
             }
             if let Some(parent) = parent.as_ref().filter(|_| !is_window) {
-                match self.blocks.get_mut(&key(parent)) {
-                    Some(block) => block.children += 1,
-                    None if self.is_complete => {
-                        let (child, parent) = (hash.clone(), parent.clone());
-                        violations.push(KvEventViolation::ParentUnknown { child, parent });
-                    }
-                    None => {}
-                }
+                violations.extend(self.add_child(&key(parent), hash));
             }
             let parent = parent.replace(hash.clone()).filter(|_| !is_window);
             let block = SubscriberBlock { parent, children: 0 };

@@ -1,10 +1,12 @@
 //! Message links between two processes, or between two threads.
 
+mod halves;
 mod in_process;
 mod outbox;
 mod socket;
 mod stream;
 
+pub use halves::LinkHalves;
 pub use in_process::{InProcessLink, in_process_pair};
 pub use outbox::{HeartbeatConfig, run_writer};
 pub use socket::LinkSocket;
@@ -55,38 +57,6 @@ pub trait MessageReceiver {
 
     /// Receives one message, as `MessageLink::recv`.
     fn recv(&mut self, timeout: Duration) -> Result<Option<Self::Message>, LinkError>;
-}
-
-/// A link composed of a sender and a receiver.
-#[derive(Debug)]
-pub struct LinkHalves<S, R> {
-    /// Sending half of the link.
-    pub sender: S,
-    /// Receiving half of the link.
-    pub receiver: R,
-}
-
-impl<S, R> MessageLink for LinkHalves<S, R>
-where
-    S: MessageSender + Send + 'static,
-    R: MessageReceiver + Send + 'static,
-{
-    type SentMessage = S::Message;
-    type ReceivedMessage = R::Message;
-    type SenderHalf = S;
-    type ReceiverHalf = R;
-
-    fn send(&mut self, message: S::Message) -> Result<(), LinkError> {
-        self.sender.send(message)
-    }
-
-    fn recv(&mut self, timeout: Duration) -> Result<Option<R::Message>, LinkError> {
-        self.receiver.recv(timeout)
-    }
-
-    fn split(self) -> (S, R) {
-        (self.sender, self.receiver)
-    }
 }
 
 /// Error of a link. No message can be sent or received after an error.

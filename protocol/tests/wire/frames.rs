@@ -109,11 +109,11 @@ proptest! {
         m in executor_event(),
         b in executor_command(),
         n in node_event(),
-        changes in prop::collection::vec((any::<usize>(), any::<u8>()), 1..4),
+        changes in prop::collection::vec(byte_change(), 1..4),
         cut: usize,
     ) {
         for mut body in [body_of(&m), body_of(&b), body_of(&n)] {
-            for (at, byte) in &changes {
+            for ByteChange { at, byte } in &changes {
                 let length = body.len().max(1);
                 if let Some(byte_at) = body.get_mut(at % length) {
                     *byte_at = *byte;
@@ -123,6 +123,17 @@ proptest! {
             decode_body_as_every_kind(&body[..cut % (body.len() + 1)]);
         }
     }
+}
+
+/// Change of the byte at the position `at`, modulo the length of the changed bytes.
+#[derive(Debug, Clone)]
+struct ByteChange {
+    at: usize,
+    byte: u8,
+}
+
+fn byte_change() -> impl Strategy<Value = ByteChange> {
+    (any::<usize>(), any::<u8>()).prop_map(|(at, byte)| ByteChange { at, byte })
 }
 
 fn body_of<M: WireMessage>(message: &M) -> Vec<u8> {

@@ -73,10 +73,8 @@ fn link_halves_work_on_separate_threads() {
         });
         scope.spawn(move || {
             for blocks in 0..COUNT as u32 {
-                assert_eq!(
-                    executor_receiver.recv(LONG_TIMEOUT),
-                    Ok(Some(ExecutorCommand::AllocateKv { blocks }))
-                );
+                let command = executor_receiver.recv(LONG_TIMEOUT);
+                assert_eq!(command, Ok(Some(ExecutorCommand::AllocateKv { blocks })));
             }
         });
         for done in 0..COUNT {

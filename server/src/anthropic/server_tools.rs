@@ -73,6 +73,14 @@ fn entry_text(path: String, entry: JsonValue) -> Result<String, ApiError> {
     }
 }
 
+/// Returns the URL and the text of a fetched document.
+fn fetched_text(result: &mut RequestFields) -> Result<String, ApiError> {
+    let url = lines(result, &["url"])?;
+    let document = result.required("content")?;
+    let document = block_texts(&result.path("content"), JsonValue::List(vec![document]))?;
+    Ok(format!("{url}\n{}", document.join("\n")))
+}
+
 /// Returns the text of a tool result that is an object.
 fn result_text(mut result: RequestFields) -> Result<String, ApiError> {
     let kind = result.required_string("type")?;
@@ -81,12 +89,7 @@ fn result_text(mut result: RequestFields) -> Result<String, ApiError> {
             let error = lines(&mut result, &["error_code", "error_message"])?;
             Ok(format!("error: {error}"))
         }
-        "web_fetch_result" => {
-            let url = lines(&mut result, &["url"])?;
-            let document = result.required("content")?;
-            let document = block_texts(&result.path("content"), JsonValue::List(vec![document]))?;
-            Ok(format!("{url}\n{}", document.join("\n")))
-        }
+        "web_fetch_result" => fetched_text(&mut result),
         "code_execution_result" | "bash_code_execution_result" => execution_text(&mut result),
         "text_editor_code_execution_view_result" => lines(&mut result, &["content"]),
         "text_editor_code_execution_create_result" => {

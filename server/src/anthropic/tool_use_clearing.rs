@@ -66,6 +66,21 @@ pub(super) trait PromptTokenCounter {
     fn count(&self, messages: &Value) -> Result<usize, ApiError>;
 }
 
+impl ClearingTrigger {
+    /// Whether a conversation with `tool_results` tool results is larger than the trigger.
+    fn is_exceeded(
+        &self,
+        tool_results: usize,
+        messages: &Value,
+        prompt: &impl PromptTokenCounter,
+    ) -> Result<bool, ApiError> {
+        Ok(match *self {
+            Self::ToolUses(count) => tool_results > count,
+            Self::InputTokens(tokens) => !prompt.fits(messages, tokens)?,
+        })
+    }
+}
+
 impl ToolUseClearing {
     /// Parses the options of the edit of type `kind`.
     ///
@@ -116,12 +131,7 @@ impl ToolUseClearing {
             !self.excluded.contains(&result.tool) && list[result.message]["content"] != PLACEHOLDER
         };
         let cleared: Vec<&ToolResultPosition> = old.iter().filter(is_cleared).collect();
-        let is_triggered = !cleared.is_empty()
-            && match self.trigger {
-                ClearingTrigger::ToolUses(count) => results.len() > count,
-                ClearingTrigger::InputTokens(tokens) => !prompt.fits(messages, tokens)?,
-            };
-        if !is_triggered {
+        if cleared.is_empty() || !self.trigger.is_exceeded(results.len(), messages, prompt)? {
             return Ok(None);
         }
         let mut edited = messages.clone();

@@ -76,10 +76,7 @@ pub(super) fn take(
     let stops = fields.strings("stop_sequences", 256, 16)?;
     let AnthropicPromptParams { input, tools, thinking, format, context_edits } =
         AnthropicPromptParams::take(fields, app, serving)?;
-    let mut params =
-        CompletionParams::take(fields, &serving.field_bounds, &serving.sampling_defaults)?;
-    params.check_single()?;
-    params.add_constraint(format)?;
+    let mut params = constrained_params(fields, serving, format)?;
     params.max_tokens = Some(max_tokens as u32);
     params.check_min_tokens()?;
     params.stop.extend(stops.unwrap_or_default());
@@ -95,6 +92,19 @@ pub(super) fn take(
         covers_messages: false,
     };
     Ok(AnthropicRequest { request, context_edits })
+}
+
+/// Parses the sampling parameters of a Messages request, whose output format is `format`.
+fn constrained_params(
+    fields: &mut RequestFields,
+    serving: &ServingContext,
+    format: Option<OutputConstraint>,
+) -> Result<CompletionParams, ApiError> {
+    let mut params =
+        CompletionParams::take(fields, &serving.field_bounds, &serving.sampling_defaults)?;
+    params.check_single()?;
+    params.add_constraint(format)?;
+    Ok(params)
 }
 
 impl AnthropicPromptParams {

@@ -2,8 +2,7 @@
 
 use super::item_sequence::ConversationItem;
 use crate::api_error::ApiError;
-use axum::extract::Query;
-use axum::extract::rejection::QueryRejection;
+use crate::query_parameters::{ExtractedQuery, QueryParameter, query_parameters};
 use serde_json::{Value, json};
 
 /// Default and maximum number of items in a page, as in OpenAI's API.
@@ -54,18 +53,13 @@ impl ItemPageQuery {
     /// Parses the query of a request.
     ///
     /// Errors: HTTP status 400; the error names the parameter.
-    pub(crate) fn of_request(
-        query: Result<Query<Vec<(String, String)>>, QueryRejection>,
-    ) -> Result<Self, ApiError> {
-        match query {
-            Ok(Query(pairs)) => Self::of(&pairs),
-            Err(_) => Err(ApiError::invalid("query", "is not name=value pairs in UTF-8")),
-        }
+    pub(crate) fn of_request(query: ExtractedQuery) -> Result<Self, ApiError> {
+        Self::of(&query_parameters(query)?)
     }
 
-    fn of(pairs: &[(String, String)]) -> Result<Self, ApiError> {
+    fn of(parameters: &[QueryParameter]) -> Result<Self, ApiError> {
         let mut query = Self { after: None, limit: LIMIT_DEFAULT, is_ascending: false };
-        for (name, value) in pairs {
+        for QueryParameter { name, value } in parameters {
             match (name.as_str(), value.as_str()) {
                 ("after", id) => query.after = Some(id.to_owned()),
                 ("limit", text) => {
@@ -133,6 +127,13 @@ mod tests {
         assert_eq!(stored_form(reasoning.clone()), reasoning);
     }
 
+    /// Returns the ids of the items of a page, joined by spaces.
+    fn item_ids(page: &Value) -> String {
+        let items = page["data"].as_array().unwrap().iter();
+        let ids: Vec<&str> = items.map(|item| item["id"].as_str().unwrap()).collect();
+        ids.join(" ")
+    }
+
     #[test]
     fn pages_follow_each_other() {
         let item = |index: usize| {
@@ -141,17 +142,14 @@ mod tests {
         };
         let items: Vec<ConversationItem> = (0..5).map(item).collect();
         let page = |pairs: &[(&str, &str)]| {
-            let owned: Vec<(String, String)> =
-                pairs.iter().map(|(a, b)| ((*a).to_owned(), (*b).to_owned())).collect();
-            let text = ItemPageQuery::of(&owned)?.page(&items.iter().collect::<Vec<_>>())?;
+            let parameter = |(name, value): &(&str, &str)| QueryParameter {
+                name: (*name).to_owned(),
+                value: (*value).to_owned(),
+            };
+            let parameters: Vec<_> = pairs.iter().map(parameter).collect();
+            let text = ItemPageQuery::of(&parameters)?.page(&items.iter().collect::<Vec<_>>())?;
             let list: Value = serde_json::from_str(&text).unwrap();
-            let ids: Vec<String> = list["data"]
-                .as_array()
-                .unwrap()
-                .iter()
-                .map(|item| item["id"].as_str().unwrap().to_owned())
-                .collect();
-            Ok::<_, ApiError>((ids.join(" "), list["has_more"].as_bool().unwrap()))
+            Ok::<_, ApiError>((item_ids(&list), list["has_more"].as_bool().unwrap()))
         };
         assert_eq!(page(&[]).unwrap(), ("i4 i3 i2 i1 i0".to_owned(), false));
         let two = [("order", "asc"), ("limit", "2")];

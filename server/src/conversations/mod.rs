@@ -14,12 +14,12 @@ use super::app::AppState;
 use super::auth::CallerIdentity;
 use super::openai::endpoint::{json_response, unix_time};
 use super::path_param::{ItemPathParams, PathParam};
+use super::query_parameters::ExtractedQuery;
 use super::responses::{StoredContextReader, input_items, take_metadata};
 use super::strict_json::JsonValue;
 use super::tokenize;
 use axum::body::Body;
-use axum::extract::rejection::QueryRejection;
-use axum::extract::{Query, Request, State};
+use axum::extract::{Request, State};
 use axum::http::{HeaderMap, Response, StatusCode};
 use engine::AdmissionPermit;
 use items::list;
@@ -113,7 +113,7 @@ pub(crate) async fn create_items(
 pub(crate) async fn list_items(
     State(app): State<Arc<AppState>>,
     PathParam(id): PathParam,
-    query: Result<Query<Vec<(String, String)>>, QueryRejection>,
+    query: ExtractedQuery,
     headers: HeaderMap,
 ) -> Result<Response<Body>, ApiError> {
     let query = ItemPageQuery::of_request(query)?;

@@ -5,7 +5,7 @@ use super::generation::RequestGeneration;
 use super::params::{CompletionParams, is_request_id};
 use crate::access_record::AccessLogRecord;
 use crate::api_error::ApiError;
-use crate::app::{AppState, ServingContext};
+use crate::app::{AppState, ServerOptions, ServingContext};
 use crate::auth::{ApiKeys, CallerIdentity};
 use crate::request_body;
 use crate::request_fields::RequestFields;
@@ -15,6 +15,7 @@ use crate::sse::{SseBody, SseEventWriter};
 use crate::strict_json::JsonValue;
 use axum::body::Body;
 use axum::extract::Request;
+use axum::http::request::Parts;
 use axum::http::{HeaderMap, HeaderValue, Response, header};
 use bytes::{BufMut, BytesMut};
 use engine::AdmissionPermit;
@@ -147,19 +148,6 @@ pub(crate) struct SubmittedRequest<R> {
     pub ignored: Vec<String>,
 }
 
-impl<R> SubmittedRequest<R> {
-    /// Begins the trace of a request; `received` is its arrival time, `path` its route.
-    fn begin_trace(&mut self, tracer: &RequestTracer, received: Instant, path: &str) {
-        let head = json!({
-            "created": unix_time(),
-            "request_id": self.request_id,
-            "path": path,
-            "stream": self.stream,
-        });
-        self.generation.trace(tracer, received, head);
-    }
-}
-
 /// API endpoint that submits requests to the engine: parses its requests and writes its replies.
 pub(crate) trait InferenceEndpoint: Send + Sized + 'static {
     /// Writer of the chunks of a streaming reply.
@@ -176,6 +164,30 @@ pub(crate) trait InferenceEndpoint: Send + Sized + 'static {
         self,
         generation: RequestGeneration,
     ) -> impl Future<Output = Result<Body, ApiError>> + Send;
+}
+
+impl<R> SubmittedRequest<R> {
+    /// Begins the trace of a request; `received` is its arrival time, `path` its route.
+    fn begin_trace(&mut self, tracer: &RequestTracer, received: Instant, path: &str) {
+        let head = json!({
+            "created": unix_time(),
+            "request_id": self.request_id,
+            "path": path,
+            "stream": self.stream,
+        });
+        self.generation.trace(tracer, received, head);
+    }
+
+    /// Adds the request to the access log, and begins its trace. The trace begins on the text pool because,
+    /// if the client has disconnected, the request is dropped and no later code runs.
+    fn begin_records(&mut self, options: &ServerOptions, received: Instant, parts: &Parts) {
+        if let Some(access) = parts.extensions.get::<AccessLogRecord>() {
+            self.generation.record_access(access.clone());
+        }
+        if let Some(tracer) = &options.tracer {
+            self.begin_trace(tracer, received, parts.uri.path());
+        }
+    }
 }
 
 /// Handles one request of an endpoint and returns its reply.
@@ -209,20 +221,14 @@ pub(crate) async fn prepare<E: InferenceEndpoint>(
             let json = JsonValue::parse(&body);
             drop(body); // Frees the memory before the work that follows.
             let (app, serving, headers) = (&app, &serving, &headers);
-            let mut prepared = json.and_then(RequestFields::of_body).and_then(|fields| {
+            let prepared = json.and_then(RequestFields::of_body).and_then(|fields| {
                 E::prepare(EndpointRequest { app, serving, fields, headers, permit })
             });
             serving.metrics.http.read_body(started.elapsed(), prepared.is_ok());
-            let access = parts.extensions.get::<AccessLogRecord>();
-            if let (Some(access), Ok(prepared)) = (access, &mut prepared) {
-                prepared.generation.record_access(access.clone());
-            }
-            // The trace begins here because, if the client has disconnected, `prepared` is dropped and no
-            // later code runs.
-            if let (Some(tracer), Ok(prepared)) = (&app.options.tracer, &mut prepared) {
-                prepared.begin_trace(tracer, received, parts.uri.path());
-            }
-            prepared
+            prepared.map(|mut prepared| {
+                prepared.begin_records(&app.options, received, &parts);
+                prepared
+            })
         }
     };
     app.text_pool.run(bytes, work).await.map_err(|error| app.complete_engine_error(error))

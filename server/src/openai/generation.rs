@@ -1,16 +1,18 @@
 //! Output of all choices of one HTTP request: polls the engine's token events and converts them to deltas.
 
+mod request_errors;
+
 use super::choice::{ChoiceDelta, ChoiceFinishReason, ChoiceState};
 use super::usage::UsageInfo;
 use crate::access_record::AccessLogRecord;
 use crate::api_error::ApiError;
-use crate::context_overflow::ContextOverflow;
 use crate::request_spans::SpanGenerationParams;
 use crate::request_trace::{RequestTraceRecord, RequestTracer};
-use axum::http::StatusCode;
-use engine::{QueuedBytesPermit, RequestEventStream};
-use protocol::{RowError, Token, TokenLogprobs};
-use scheduler::{AbortCause, RejectReason, RequestError, TokenEvent};
+use engine::{IndexedTokenEvent, QueuedBytesPermit, RequestEventStream};
+use protocol::{Token, TokenLogprobs};
+use request_errors::rejection_error;
+pub(crate) use request_errors::{draining, engine_error};
+use scheduler::{AbortCause, TokenEvent};
 use std::future::poll_fn;
 use std::mem;
 use std::task::{Context, Poll};
@@ -52,7 +54,7 @@ pub(crate) struct RequestGeneration {
     choices: Vec<ChoiceState>,
     n: usize,
     prompts: PromptInfo,
-    events: Vec<(u32, TokenEvent)>,
+    events: Vec<IndexedTokenEvent>,
     unfinished: usize,
     /// Unsent output of each choice; it is sent once it has `stream_interval` tokens or the choice ends.
     pending: Vec<ChoiceDelta>,
@@ -135,7 +137,7 @@ impl RequestGeneration {
     /// Errors: the rejection or failure, with an HTTP status.
     pub(crate) async fn wait_first_event(&mut self) -> Result<(), ApiError> {
         poll_fn(|cx| self.poll_events(cx)).await;
-        let failed = |(_, event): &(u32, TokenEvent)| match event.finish_reason.clone()? {
+        let failed = |indexed: &IndexedTokenEvent| match indexed.event.finish_reason.clone()? {
             scheduler::FinishReason::Rejected(reason) => {
                 Some(rejection_error(&reason, &self.prompts))
             }
@@ -163,7 +165,7 @@ impl RequestGeneration {
         // For a slow client, chunks are merged; the concatenated text is the same.
         let merge = self.events.len() > PENDING_CHUNKS_MAX;
         let mut events = mem::take(&mut self.events);
-        for (index, event) in events.drain(..) {
+        for IndexedTokenEvent { index, event } in events.drain(..) {
             self.push(index as usize, event);
             if !merge {
                 self.flush_delta(index as usize, &mut sink);
@@ -312,76 +314,4 @@ impl Drop for RequestGeneration {
             self.span.in_scope(|| tracing::debug!(status = 499, "the client disconnected"));
         }
     }
-}
-
-/// Converts a rejection by the scheduler to an API error.
-fn rejection_error(reason: &RejectReason, prompts: &PromptInfo) -> ApiError {
-    let (field, max_tokens_field) = (prompts.field, prompts.max_tokens_field);
-    let message = reason.to_string();
-    match reason {
-        RejectReason::QueueFull { .. } => overloaded("max_num_queued_reqs", message, 1),
-        RejectReason::QueueTokensFull { .. } => overloaded("max_num_queued_tokens", message, 1),
-        &RejectReason::PromptTooLong { prompt_len, max_model_len } => {
-            context_overflow(prompt_len, 1, max_model_len).into_error(field)
-        }
-        &RejectReason::TotalTooLong { prompt_len, max_tokens, max_model_len } => {
-            context_overflow(prompt_len, max_tokens, max_model_len).into_error(field)
-        }
-        RejectReason::PoolTooSmall { .. } => {
-            ApiError::bad_request("never_fits", max_tokens_field, message)
-        }
-        RejectReason::InvalidParameter { param, message } => {
-            let message = format!("{param}: {message}");
-            ApiError::bad_request("invalid_grammar", param.clone(), message)
-        }
-        RejectReason::Overloaded { .. } => overloaded("grammars_overloaded", message, 10),
-        RejectReason::TemporarilyUnavailable { .. } => {
-            ApiError::unavailable("engine_unavailable", &message, 10)
-        }
-        RejectReason::UnknownReplica { .. } => ApiError::invalid("data_parallel_rank", message),
-        RejectReason::EmptyPrompt | RejectReason::UnknownToken { .. } => {
-            ApiError::invalid(field, message)
-        }
-    }
-}
-
-fn context_overflow(prompt_tokens: u64, max_tokens: u32, context_length: u32) -> ContextOverflow {
-    ContextOverflow { prompt_tokens, is_lower_bound: false, max_tokens, context_length }
-}
-
-fn overloaded(reason: &'static str, message: String, retry_after_s: u32) -> ApiError {
-    let error = ApiError::new(StatusCode::TOO_MANY_REQUESTS, reason, message);
-    ApiError { retry_after_s: Some(retry_after_s), ..error }
-}
-
-/// Converts an engine failure to an API error.
-pub(crate) fn engine_error(code: RequestError) -> ApiError {
-    match code {
-        RequestError::ReplicaUnavailable => {
-            ApiError::unavailable("engine_unavailable", "the engine is not available", 10)
-        }
-        // The request's constraints have no allowed token in common. The error cannot name the wrong
-        // constraint, because only the intersection of all constraints is empty.
-        RequestError::RowFailed(RowError::AllMasked) => ApiError::bad_request(
-            "no_token_allowed",
-            "",
-            "no token is allowed at this position: the request's constraints (allowed_token_ids, bad_words, min_tokens, \
-             logit_bias, a grammar) exclude each other, or the grammar exceeds its cost limit",
-        ),
-        RequestError::RowFailed(RowError::NonFiniteLogits) => ApiError::new(
-            StatusCode::INTERNAL_SERVER_ERROR,
-            "nan_logits",
-            "the model produced non-finite logits for this request",
-        ),
-        // The scheduler reschedules a row whose grammar bitmask is overdue, so `MaskOverdue` never ends a
-        // request.
-        RequestError::BadOutput | RequestError::RowFailed(RowError::MaskOverdue) => {
-            ApiError::internal()
-        }
-    }
-}
-
-/// Creates the 503 error for requests that are ended by the shutdown.
-pub(crate) fn draining() -> ApiError {
-    ApiError::unavailable("draining", "the server is shutting down", 1)
 }

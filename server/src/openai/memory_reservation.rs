@@ -50,6 +50,21 @@ pub(super) struct RequestMemoryEstimate {
     outputs: u64,
 }
 
+/// Returns the bytes of a token's buffered log-probabilities with `listed` top-k tokens; `None` = the request
+/// has no log-probabilities.
+fn logprob_bytes(listed: Option<u32>, vocab_size: u32) -> u64 {
+    let listed = listed.map(|listed| u64::from(listed.min(vocab_size)));
+    listed.map_or(0, |listed| ENTRY_BYTES + listed * TOP_LOGPROB_BYTES)
+}
+
+/// Returns the bytes of the parsed JSON schema of a request.
+fn schema_bytes(params: &CompletionParams) -> u64 {
+    match params.constraint.as_deref().map(|constraint| &constraint.spec) {
+        Some(GrammarSpec::Json { schema, .. }) => heap_bytes(schema),
+        _ => 0,
+    }
+}
+
 impl RequestMemoryEstimate {
     /// Estimates the bytes for a request with the given token counts.
     pub(super) fn of(
@@ -58,11 +73,8 @@ impl RequestMemoryEstimate {
         template: &RequestSubmission,
         counts: RequestTokenCounts,
     ) -> Self {
-        let buffered_bytes = |listed: Option<u32>| {
-            let listed =
-                listed.map(|listed| u64::from(listed.min(serving.field_bounds.vocab_size)));
-            listed.map_or(0, |listed| ENTRY_BYTES + listed * TOP_LOGPROB_BYTES)
-        };
+        let vocab_size = serving.field_bounds.vocab_size;
+        let buffered_bytes = |listed: Option<u32>| logprob_bytes(listed, vocab_size);
         let sampling = &template.sampling;
         let listed = u64::from(sampling.prompt_logprobs.unwrap_or(0)) + 1;
         let echoed = params.stream && params.echo && sampling.logprobs.is_some();
@@ -76,10 +88,7 @@ impl RequestMemoryEstimate {
             _ => 0,
         };
         let all_requests_bytes = counts.requests.saturating_mul(request_bytes + pooled_bytes);
-        let schema = match params.constraint.as_deref().map(|constraint| &constraint.spec) {
-            Some(GrammarSpec::Json { schema, .. }) => heap_bytes(schema),
-            _ => 0,
-        };
+        let schema = schema_bytes(params);
         // A stream sends log-probabilities immediately, so they are not buffered.
         let output_token_bytes = if params.stream { 0 } else { buffered_bytes(sampling.logprobs) };
         Self {

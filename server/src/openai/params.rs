@@ -1,13 +1,19 @@
 //! Parses the request fields shared by chat and text completions: checks types and ranges, and sets defaults.
 
+mod request_options;
+mod sampling_fields;
+
 use super::logprobs::{TokenFormat, TokenFormatter};
 use super::{structured_outputs, unsupported_fields};
 use crate::api_error::ApiError;
 use crate::app::{ServerOptions, ServingContext};
-use crate::request_fields::{RequestFields, string_list, wrong_type};
-use crate::strict_json::JsonValue;
+use crate::request_fields::RequestFields;
 use grammar::OutputConstraint;
 use protocol::{SamplingParams, Token};
+pub(crate) use request_options::is_request_id;
+use request_options::stream_options;
+pub(super) use request_options::{cache_salt, priority, request_id, truncation};
+use sampling_fields::{ids, sampling, stop_strings};
 use std::sync::Arc;
 
 /// Ranges of request fields, as far as they depend on the model or the command line.
@@ -124,11 +130,9 @@ pub(crate) struct CompletionParams {
 
 /// Maximum number of choices per prompt, as in OpenAI's API.
 const N_MAX: i64 = 128;
-const STRINGS_MAX: usize = 16;
 const STRING_BYTES_MAX: usize = 256;
 const BAD_WORDS_MAX: usize = 64;
 const STOP_IDS_MAX: usize = 128;
-const LOGIT_BIAS_MAX: usize = 1_024;
 
 impl CompletionParams {
     /// Parses the fields shared by chat and text completions.
@@ -292,187 +296,4 @@ pub(crate) fn count_of_logprobs(
         (-1, all) => Ok(all),
         (count, _) => Ok(Some(count as u32)),
     }
-}
-
-fn sampling(
-    fields: &mut RequestFields,
-    bounds: &FieldBounds,
-    defaults: &SamplingDefaults,
-) -> Result<SamplingParams, ApiError> {
-    let top_k = fields.int("top_k", -1..=i64::from(u32::MAX))?;
-    let repetition = fields.float("repetition_penalty", 0.0..=f32::MAX, true)?;
-    let allowed = ids(fields, "allowed_token_ids", bounds.vocab_size as usize, bounds)?;
-    if allowed.as_ref().is_some_and(Vec::is_empty) {
-        let message = "must contain at least one id";
-        return Err(ApiError::invalid("allowed_token_ids", message));
-    }
-    Ok(SamplingParams {
-        temperature: fields.float("temperature", 0.0..=2.0, false)?.unwrap_or(defaults.temperature),
-        top_k: top_k.map_or(defaults.top_k, |k| k.max(0) as u32),
-        top_p: fields.float("top_p", 0.0..=1.0, true)?.unwrap_or(defaults.top_p),
-        min_p: fields.float("min_p", 0.0..=1.0, false)?.unwrap_or(defaults.min_p),
-        repetition_penalty: repetition.unwrap_or(defaults.repetition),
-        frequency_penalty: fields.float("frequency_penalty", -2.0..=2.0, false)?.unwrap_or(0.0),
-        presence_penalty: fields.float("presence_penalty", -2.0..=2.0, false)?.unwrap_or(0.0),
-        min_tokens: fields.int("min_tokens", 0..=i64::from(u32::MAX))?.unwrap_or(0) as u32,
-        logit_bias: logit_bias(fields, bounds)?,
-        allowed_token_ids: allowed,
-        ..SamplingParams::greedy()
-    })
-}
-
-fn ids(
-    fields: &mut RequestFields,
-    name: &str,
-    len_max: usize,
-    bounds: &FieldBounds,
-) -> Result<Option<Vec<Token>>, ApiError> {
-    let list = fields.ints(name, 0..=i64::from(bounds.vocab_size) - 1, len_max)?;
-    Ok(list.map(|ids| ids.into_iter().map(|id| id as Token).collect()))
-}
-
-fn stop_strings(fields: &mut RequestFields) -> Result<Vec<String>, ApiError> {
-    match fields.take("stop") {
-        None => Ok(Vec::new()),
-        Some(JsonValue::Str(one)) => string_list(
-            "stop",
-            JsonValue::List(vec![JsonValue::Str(one)]),
-            STRING_BYTES_MAX,
-            STRINGS_MAX,
-        ),
-        Some(list @ (JsonValue::List(_) | JsonValue::Ints(_))) => {
-            string_list("stop", list, STRING_BYTES_MAX, STRINGS_MAX)
-        }
-        Some(other) => Err(wrong_type("stop".to_owned(), "a string or a list of strings", &other)),
-    }
-}
-
-/// Parses one entry of `logit_bias`: a token id and the bias of its logit.
-fn logit_bias_entry(
-    key: &str,
-    value: &JsonValue,
-    bounds: &FieldBounds,
-) -> Result<(Token, f32), ApiError> {
-    let vocab_size = bounds.vocab_size;
-    let id = key.parse::<Token>().ok().filter(|id| *id < vocab_size).ok_or_else(|| {
-        let message = format!("keys must be token ids below {vocab_size}");
-        ApiError::invalid("logit_bias", message)
-    })?;
-    let bias = value.as_f64();
-    let bias =
-        bias.ok_or_else(|| wrong_type(format!("logit_bias.{id}"), "a number", value))? as f32;
-    Ok((id, bias.clamp(-100.0, 100.0)))
-}
-
-fn logit_bias(
-    fields: &mut RequestFields,
-    bounds: &FieldBounds,
-) -> Result<Vec<(Token, f32)>, ApiError> {
-    let Some(value) = fields.take("logit_bias") else { return Ok(Vec::new()) };
-    let JsonValue::Object(pairs) = value else {
-        return Err(wrong_type("logit_bias".to_owned(), "an object", &value));
-    };
-    if pairs.len() > LOGIT_BIAS_MAX {
-        let message = format!("at most {LOGIT_BIAS_MAX} entries, got {}", pairs.len());
-        return Err(ApiError::invalid("logit_bias", message));
-    }
-    let entries = pairs.into_iter().map(|(key, value)| logit_bias_entry(&key, &value, bounds));
-    let mut biases: Vec<(Token, f32)> = entries.collect::<Result<_, _>>()?;
-    biases.sort_unstable_by_key(|(id, _)| *id);
-    // Duplicates are detected after parsing, because the keys "7" and "07" are different strings for the
-    // same token id.
-    match biases.windows(2).find(|pair| pair[0].0 == pair[1].0) {
-        None => Ok(biases),
-        Some(pair) => {
-            Err(ApiError::invalid("logit_bias", format!("duplicate token id {}", pair[0].0)))
-        }
-    }
-}
-
-fn stream_options(fields: &mut RequestFields, stream: bool) -> Result<StreamOptions, ApiError> {
-    let Some(value) = fields.take("stream_options") else { return Ok(StreamOptions::default()) };
-    let mut options = RequestFields::of("stream_options".to_owned(), value)?;
-    if !stream {
-        let message = "stream_options needs stream: true";
-        return Err(ApiError::invalid("stream_options", message));
-    }
-    Ok(StreamOptions {
-        include_usage: options.bool("include_usage")?.unwrap_or(false),
-        continuous_usage: options.bool("continuous_usage_stats")?.unwrap_or(false),
-    })
-}
-
-/// Parses `truncate_prompt_tokens` and `truncation_side`. `default_side` applies if `truncation_side` is
-/// absent; `longest` is the number of tokens kept for −1.
-pub(super) fn truncation(
-    fields: &mut RequestFields,
-    bounds: &FieldBounds,
-    default_side: fn(u32) -> PromptTruncation,
-    longest: u32,
-) -> Result<Option<PromptTruncation>, ApiError> {
-    let limit = i64::from(bounds.max_model_len);
-    let side = fields.string("truncation_side", 16)?;
-    let truncation = match side.as_deref() {
-        None => default_side,
-        // `truncation_side` names the side that is cut; the other side is kept.
-        Some("left") => PromptTruncation::KeepLast,
-        Some("right") => PromptTruncation::KeepFirst,
-        Some(_) => {
-            return Err(ApiError::invalid("truncation_side", "must be \"left\" or \"right\""));
-        }
-    };
-    let Some(count) = fields.int("truncate_prompt_tokens", -1..=limit)? else { return Ok(None) };
-    let count = match count {
-        0 => return Err(ApiError::invalid("truncate_prompt_tokens", "must be -1 or at least 1")),
-        -1 => longest,
-        count => count as u32,
-    };
-    Ok(Some(truncation(count)))
-}
-
-pub(super) fn cache_salt(fields: &mut RequestFields) -> Result<Option<String>, ApiError> {
-    let Some((name, value)) = fields.take_with_alias("cache_salt", "extra_key")? else {
-        return Ok(None);
-    };
-    let is_valid =
-        |s: &str| (1..=128).contains(&s.chars().count()) && !s.contains(['@', '/', '\\', '\0']);
-    match value {
-        JsonValue::Str(salt) if is_valid(&salt) => Ok(Some(salt)),
-        JsonValue::Str(_) => {
-            let message = "must have 1 to 128 characters, none of them @ / \\ or NUL";
-            Err(ApiError::invalid(name, message))
-        }
-        other => Err(wrong_type(name.to_owned(), "a string", &other)),
-    }
-}
-
-/// Whether a request id sent by a client is well-formed.
-pub(crate) fn is_request_id(id: &str) -> bool {
-    let allowed = |b: u8| b.is_ascii_alphanumeric() || b"._:-".contains(&b);
-    (1..=128).contains(&id.len()) && id.bytes().all(allowed)
-}
-
-pub(super) fn request_id(fields: &mut RequestFields) -> Result<Option<String>, ApiError> {
-    let check = |(name, value): (&str, JsonValue)| match value {
-        JsonValue::Str(id) if is_request_id(&id) => Ok(id),
-        JsonValue::Str(_) => {
-            let message = "must have 1 to 128 characters out of A-Z a-z 0-9 . _ : -";
-            Err(ApiError::invalid(name, message))
-        }
-        other => Err(wrong_type(name.to_owned(), "a string", &other)),
-    };
-    fields.take("session_id").map(|id| check(("session_id", id))).transpose()?;
-    fields.take_with_alias("request_id", "rid")?.map(check).transpose()
-}
-
-pub(super) fn priority(fields: &mut RequestFields, bounds: &FieldBounds) -> Result<i32, ApiError> {
-    let range = i64::from(i32::MIN)..=i64::from(i32::MAX);
-    let priority = fields.int("priority", range)?.unwrap_or(0) as i32;
-    if priority != 0 && !bounds.priorities {
-        let message = format!(
-            "priority {priority} needs --scheduling-policy priority; this server uses fcfs"
-        );
-        return Err(ApiError::invalid("priority", message));
-    }
-    Ok(priority)
 }

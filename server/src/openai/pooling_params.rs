@@ -14,15 +14,8 @@ use crate::strict_json::JsonValue;
 use engine::AdmissionPermit;
 use protocol::Token;
 
-/// Parses the fields shared by pooling requests.
-///
-/// Errors: HTTP status 400; the error names the first invalid field.
-pub(crate) fn take(
-    fields: &mut RequestFields,
-    bounds: &FieldBounds,
-) -> Result<CompletionParams, ApiError> {
-    let mut no_fields = RequestFields::of_body(JsonValue::Object(Vec::new()))?;
-    let neutral = CompletionParams::take(&mut no_fields, bounds, &SamplingDefaults::default())?;
+/// Removes the fields without effect, and rejects the fields of inputs other than text.
+fn take_unused(fields: &mut RequestFields) -> Result<(), ApiError> {
     for name in ["user", "metadata"] {
         if fields.take(name).is_some() {
             fields.accept_without_effect(name.to_owned());
@@ -33,6 +26,19 @@ pub(crate) fn take(
             return Err(ApiError::unsupported(name, "only text is supported"));
         }
     }
+    Ok(())
+}
+
+/// Parses the fields shared by pooling requests.
+///
+/// Errors: HTTP status 400; the error names the first invalid field.
+pub(crate) fn take(
+    fields: &mut RequestFields,
+    bounds: &FieldBounds,
+) -> Result<CompletionParams, ApiError> {
+    let mut no_fields = RequestFields::of_body(JsonValue::Object(Vec::new()))?;
+    let neutral = CompletionParams::take(&mut no_fields, bounds, &SamplingDefaults::default())?;
+    take_unused(fields)?;
     // As in vLLM, truncation keeps the first tokens by default, and the value −1 truncates the prompt to
     // the context length.
     let truncate = truncation(fields, bounds, PromptTruncation::KeepFirst, bounds.max_model_len)?;

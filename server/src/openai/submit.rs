@@ -1,29 +1,30 @@
 //! Submits validated chat and text completion requests to the engine.
 
+mod constrained_submit;
+mod prompt_length;
+mod submit_errors;
+
 use super::choice::{ChoiceState, ChoiceStopParams};
 use super::generation::{PromptInfo, RequestGeneration};
 use super::memory_reservation::{RequestMemoryEstimate, RequestTokenCounts, reserve};
-use super::params::{CompletionParams, PromptTruncation};
+use super::params::CompletionParams;
 use super::thinking_budget::ActiveThinkingBudget;
 use crate::api_error::ApiError;
 use crate::app::{AppState, ServingContext};
-use crate::context_overflow::ContextOverflow;
 use crate::request_ids::sampling_key;
 use crate::request_spans::{SpanGenerationParams, SpanSamplingParams};
-use axum::http::StatusCode;
-use engine::{AdmissionPermit, RequestEventStream};
-use grammar::{DecodingGuide, GrammarError, OutputConstraint, ThinkingBudget};
+use constrained_submit::submit_constrained;
+use engine::AdmissionPermit;
+use grammar::DecodingGuide;
+pub(crate) use prompt_length::{check_prompt_len, max_tokens, reject_if_too_long, truncate};
 use protocol::{Replica, RequestId, Token};
-use scheduler::{ExtraKeys, RejectReason, RequestSubmission};
+use scheduler::{ExtraKeys, RequestSubmission};
 use std::sync::Arc;
-use text::{DetokenizeOptions, Detokenizer, OutputParser, StopStrings, TextError};
-use tracing::Span;
+pub(crate) use submit_errors::text_error;
+use text::{DetokenizeOptions, Detokenizer, OutputParser, StopStrings};
 
 /// Maximum number of choices of one HTTP request (number of prompts × `n`).
 const CHOICES_MAX: usize = 256;
-
-/// `Retry-After` in seconds if other requests currently use the memory budget for tokenisation.
-const MEMORY_RETRY_S: u32 = 5;
 
 /// Parameters that depend on the endpoint, in addition to the fields shared by all endpoints.
 #[derive(Debug, Clone, Copy)]
@@ -224,63 +225,6 @@ pub(crate) fn detokenizer(
     }
 }
 
-/// Submits requests that start once their grammar is compiled; a grammar error rejects the requests.
-fn submit_constrained(
-    serving: &ServingContext,
-    params: &CompletionParams,
-    constraint: Arc<OutputConstraint>,
-    budget: Option<ThinkingBudget>,
-    submissions: Vec<RequestSubmission>,
-    permit: AdmissionPermit,
-) -> RequestEventStream {
-    let name = params.request_id.as_deref().unwrap_or_default();
-    let (stream, deferred) = serving.client.submit_deferred(submissions, params.n, name, permit);
-    let (param, ignores_end) = (constraint.param.clone(), params.ignore_eos);
-    let span = Span::current();
-    serving.grammars.compile(constraint, move |compiled| match compiled {
-        Ok(compiled) => {
-            deferred.release(&DecodingGuide {
-                grammar: Some(compiled.session_seed(ignores_end)),
-                budget,
-            });
-        }
-        Err(error) => {
-            span.in_scope(|| log_grammar_error(&error, &param));
-            deferred.reject(&rejection_of(&error, param));
-        }
-    });
-    stream
-}
-
-/// Logs why the grammar in field `param` was not compiled.
-fn log_grammar_error(error: &GrammarError, param: &str) {
-    if let GrammarError::Failed { detail } = error {
-        // This error is a bug in llguidance, so its message is only logged.
-        tracing::warn!(param, detail, "the grammar compiler failed");
-    } else {
-        tracing::debug!(param, %error, "the grammar was rejected");
-    }
-}
-
-/// Converts a grammar error to an engine rejection.
-fn rejection_of(error: &GrammarError, param: String) -> RejectReason {
-    let message = error.to_string();
-    match error {
-        GrammarError::WorkerUnavailable { .. } => RejectReason::TemporarilyUnavailable { message },
-        GrammarError::QueueFull { .. }
-        | GrammarError::Starved { .. }
-        | GrammarError::QueueTimeout { .. } => RejectReason::Overloaded { message },
-        GrammarError::InvalidSpaces(_) => {
-            let object = param.rsplit_once('.').map_or("", |(object, _)| object);
-            RejectReason::InvalidParameter {
-                param: format!("{object}.whitespace_pattern"),
-                message,
-            }
-        }
-        _ => RejectReason::InvalidParameter { param, message },
-    }
-}
-
 /// Builds the engine submission that is cloned for each choice.
 fn template(
     serving: &ServingContext,
@@ -322,97 +266,6 @@ fn template(
     })
 }
 
-/// Rejects a text whose minimum token count exceeds the context length, because tokenising it could take
-/// seconds.
-pub(crate) fn reject_if_too_long(
-    serving: &ServingContext,
-    text: &str,
-    params: &CompletionParams,
-    field: &str,
-) -> Result<(), ApiError> {
-    let limit = prompt_end(serving, params);
-    if params.truncate.is_some() || text.len() < limit {
-        return Ok(());
-    }
-    match serving.tokenizer.min_token_count(text) {
-        lower_bound if lower_bound < limit => Ok(()),
-        lower_bound => {
-            let overflow = context_overflow(serving, params, lower_bound);
-            Err(ContextOverflow { is_lower_bound: true, ..overflow }.into_error(field))
-        }
-    }
-}
-
-/// Returns the token counts for the error about an exceeded context length.
-fn context_overflow(
-    serving: &ServingContext,
-    params: &CompletionParams,
-    prompt_len: usize,
-) -> ContextOverflow {
-    ContextOverflow {
-        prompt_tokens: prompt_len as u64,
-        is_lower_bound: false,
-        max_tokens: params.max_tokens.unwrap_or(1).max(output_tokens_min(params)),
-        context_length: serving.field_bounds.max_model_len,
-    }
-}
-
-/// Returns the minimum number of output tokens: 0 for pooling requests, else 1.
-fn output_tokens_min(params: &CompletionParams) -> u32 {
-    u32::from(params.sampling.pooling.is_none())
-}
-
-/// Returns the smallest number of tokens with which a prompt is too long.
-fn prompt_end(serving: &ServingContext, params: &CompletionParams) -> usize {
-    (serving.field_bounds.max_model_len + 1 - output_tokens_min(params)) as usize
-}
-
-/// Rejects a prompt that is empty or exceeds the context length; `field` is the field name in the error.
-pub(crate) fn check_prompt_len(
-    serving: &ServingContext,
-    params: &CompletionParams,
-    prompt_len: usize,
-    field: &str,
-) -> Result<(), ApiError> {
-    if prompt_len == 0 {
-        return Err(ApiError::invalid(field, "the prompt is empty"));
-    }
-    if prompt_len >= prompt_end(serving, params) {
-        return Err(context_overflow(serving, params, prompt_len).into_error(field));
-    }
-    Ok(())
-}
-
-/// Returns the maximum number of output tokens for a prompt.
-pub(crate) fn max_tokens(
-    serving: &ServingContext,
-    params: &CompletionParams,
-    prompt_len: usize,
-    extra: EndpointParams<'_>,
-) -> Result<u32, ApiError> {
-    let limit = serving.field_bounds.max_model_len as usize;
-    check_prompt_len(serving, params, prompt_len, extra.prompt_field)?;
-    let overflow = || context_overflow(serving, params, prompt_len).into_error(extra.prompt_field);
-    let remaining = (limit - prompt_len) as u32;
-    let Some(requested) = params.max_tokens else {
-        let max_tokens =
-            extra.max_tokens_default.map_or(remaining, |default| default.min(remaining));
-        let min_tokens = params.sampling.min_tokens;
-        if min_tokens > max_tokens {
-            let message =
-                format!("min_tokens is {min_tokens}, the output has at most {max_tokens} tokens");
-            return Err(ApiError::invalid("min_tokens", message));
-        }
-        return Ok(max_tokens);
-    };
-    if requested > remaining {
-        return Err(overflow());
-    }
-    // The scheduler checks whether one choice fits in the KV cache. Choices that do not fit together run one
-    // after another.
-    Ok(requested)
-}
-
 /// Returns the token sequences of the bad words: each word as given and, where this yields another first
 /// token and the same number of tokens, with a leading space.
 fn bad_words(
@@ -430,87 +283,4 @@ fn bad_words(
     }
     words.retain(|ids| !ids.is_empty());
     Ok(words)
-}
-
-/// Truncates the token ids of a prompt as specified by the field `truncate_prompt_tokens`.
-pub(crate) fn truncate(ids: &mut Vec<Token>, truncate: Option<PromptTruncation>) {
-    match truncate {
-        Some(PromptTruncation::KeepLast(count)) => {
-            let cut = ids.len().saturating_sub(count as usize);
-            ids.drain(..cut);
-        }
-        Some(PromptTruncation::KeepFirst(count)) => ids.truncate(count as usize),
-        None => {}
-    }
-}
-
-/// Converts an error of the tokenizer or the chat template to status 400, or to 429 if other requests use the
-/// available memory or processes. Its details are logged.
-pub(crate) fn text_error(error: &TextError, param: &str) -> ApiError {
-    let detail = match error {
-        TextError::Template(detail)
-        | TextError::InvalidRequestTemplate(detail)
-        | TextError::NoTemplateProcess(detail) => Some(detail.as_str()),
-        _ => None,
-    };
-    tracing::debug!(%error, detail, "text rejected");
-    match error {
-        TextError::MemoryBusy { .. }
-        | TextError::NoTemplateProcess(_)
-        | TextError::TemplatesBusy(_) => ApiError {
-            retry_after_s: Some(MEMORY_RETRY_S),
-            ..ApiError::new(StatusCode::TOO_MANY_REQUESTS, "text_memory", error.to_string())
-        },
-        TextError::TooMuchMemory { .. } => {
-            ApiError::bad_request("never_fits", param, error.to_string())
-        }
-        _ => ApiError::invalid(param, error.to_string()),
-    }
-}
-
-impl AppState {
-    /// Completes an engine error: sets `Retry-After` if the engine is unavailable, and the configured HTTP
-    /// status if the server is overloaded.
-    pub fn complete_engine_error(&self, error: ApiError) -> ApiError {
-        match error.reason {
-            "engine_unavailable" => {
-                ApiError { retry_after_s: Some(self.health.restart_s()), ..error }
-            }
-            "max_num_queued_reqs"
-            | "max_num_queued_tokens"
-            | "grammars_overloaded"
-            | "text_memory" => ApiError { status: self.options.overload_status, ..error },
-            _ => error,
-        }
-    }
-
-    /// Creates an overload error with the configured HTTP status.
-    pub fn overloaded(&self, overload: &engine::OverloadRejection) -> ApiError {
-        let message = format!(
-            "{} in flight, the limit is {}: try again later",
-            overload.current, overload.cap
-        );
-        let status: StatusCode = self.options.overload_status;
-        let error = ApiError::new(status, overload.reason, message);
-        ApiError { retry_after_s: Some(overload.retry_after_s), ..error }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::app::ServerOptions;
-
-    #[test]
-    fn overload_uses_the_configured_status() {
-        let overload_status = StatusCode::SERVICE_UNAVAILABLE;
-        let options = ServerOptions { overload_status, ..ServerOptions::default() };
-        let app = AppState::new(options, Arc::default());
-        let status = |error: ApiError| app.complete_engine_error(error).status.as_u16();
-        let full = |reason| ApiError::new(StatusCode::TOO_MANY_REQUESTS, reason, "full");
-        assert_eq!(status(full("max_num_queued_reqs")), 503);
-        assert_eq!(status(full("max_num_queued_tokens")), 503);
-        assert_eq!(status(full("grammars_overloaded")), 503);
-        assert_eq!(status(ApiError::invalid("n", "0")), 400);
-    }
 }

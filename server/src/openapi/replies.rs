@@ -47,17 +47,9 @@ fn list_of(name: &str) -> Value {
 /// Returns the schemas of all replies by name.
 pub(super) fn schemas() -> Map<String, Value> {
     let [text, int, flag] = ["string", "integer", "boolean"].map(|kind| json!({"type": kind}));
-    let nullable_text = json!({"type": ["string", "null"]});
-    // `code` is OpenAI's string code for context length errors, and the HTTP status for other errors.
-    let code = json!({"type": ["integer", "string"]});
-    let error = object(&json!({
-        "message": text, "type": text, "param": nullable_text, "code": code, "reason": text,
-    }));
     let mut schemas = Map::new();
     let mut add = |name: &str, schema: Value| schemas.insert(name.to_owned(), schema);
-    add("Error", object(&json!({"error": error})));
-    let error = object(&json!({"type": text, "message": text}));
-    add("MessagesError", object(&json!({"type": {"const": "error"}, "error": error})));
+    errors(&mut add);
     add("RenderedPrompts", json!({"type": "array", "items": {"type": "object"}}));
     add("Version", object(&json!({"version": text})));
     add("Load", object(&json!({"server_load": int})));
@@ -79,6 +71,19 @@ pub(super) fn schemas() -> Map<String, Value> {
     completions(&mut add);
     pooling(&mut add);
     schemas
+}
+
+fn errors(add: &mut impl FnMut(&str, Value) -> Option<Value>) {
+    let text = json!({"type": "string"});
+    let nullable_text = json!({"type": ["string", "null"]});
+    // `code` is OpenAI's string code for context length errors, and the HTTP status for other errors.
+    let code = json!({"type": ["integer", "string"]});
+    let error = object(&json!({
+        "message": text, "type": text, "param": nullable_text, "code": code, "reason": text,
+    }));
+    add("Error", object(&json!({"error": error})));
+    let error = object(&json!({"type": text, "message": text}));
+    add("MessagesError", object(&json!({"type": {"const": "error"}, "error": error})));
 }
 
 fn pooling(add: &mut impl FnMut(&str, Value) -> Option<Value>) {

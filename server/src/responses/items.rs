@@ -132,6 +132,10 @@ impl OutputItemIdGenerator {
     }
 }
 
+fn item_status(is_truncated: bool) -> OutputItemStatus {
+    if is_truncated { OutputItemStatus::Incomplete } else { OutputItemStatus::Completed }
+}
+
 /// Builds the output items of a complete output; they equal the items of a stream. If the output was
 /// truncated, the last item has the status incomplete.
 pub(super) fn of_message(
@@ -140,13 +144,7 @@ pub(super) fn of_message(
     truncated: bool,
 ) -> Vec<ResponseOutputItem> {
     let AssistantMessage { reasoning, content, calls } = message;
-    let status_of = |is_last: bool| {
-        if truncated && is_last {
-            OutputItemStatus::Incomplete
-        } else {
-            OutputItemStatus::Completed
-        }
-    };
+    let status_of = |is_last: bool| item_status(truncated && is_last);
     let mut items = Vec::new();
     if !reasoning.is_empty() {
         let status = status_of(content.is_empty() && calls.is_empty());
@@ -163,8 +161,7 @@ pub(super) fn of_message(
         items.push(message_item(id, content, status));
     }
     for call in calls {
-        let status =
-            if call.truncated { OutputItemStatus::Incomplete } else { OutputItemStatus::Completed };
+        let status = item_status(call.truncated);
         items.push(item_ids.call(items.len(), call.id, &call.name, call.arguments, status));
     }
     items
@@ -226,6 +223,11 @@ pub(super) fn assistant_turn(items: &[ResponseOutputItem]) -> Value {
             }
         }
     }
+    template_turn(output_text, reasoning_text, calls)
+}
+
+/// Returns the assistant message with these texts and tool calls for the chat template.
+fn template_turn(output_text: String, reasoning_text: String, calls: Vec<Value>) -> Value {
     let mut turn = Map::new();
     turn.insert("role".to_owned(), Value::from("assistant"));
     turn.insert("content".to_owned(), Value::from(output_text));

@@ -33,9 +33,9 @@ use super::app::AppState;
 use super::conversations::{ConversationItem, ItemPageQuery};
 use super::openai::endpoint::{self, add_reply_headers, json_response};
 use super::path_param::PathParam;
+use super::query_parameters::ExtractedQuery;
 use axum::body::Body;
-use axum::extract::rejection::QueryRejection;
-use axum::extract::{Query, Request, State};
+use axum::extract::{Request, State};
 use axum::http::{HeaderMap, Response, StatusCode};
 use reply::ResponsesReplyFormatter;
 use serde_json::json;
@@ -73,7 +73,7 @@ pub(crate) async fn retrieve(
 pub(crate) async fn list_input_items(
     State(app): State<Arc<AppState>>,
     PathParam(id): PathParam,
-    query: Result<Query<Vec<(String, String)>>, QueryRejection>,
+    query: ExtractedQuery,
     headers: HeaderMap,
 ) -> Result<Response<Body>, ApiError> {
     let query = ItemPageQuery::of_request(query)?;

@@ -80,21 +80,15 @@ impl ResponsesEventWriter {
             | (Some(ResponseOutputItem::Message { .. }), false) => return,
             _ => self.close(OutputItemStatus::Completed, out),
         }
-        let output_index = self.output.len();
+        let (output_index, status) = (self.output.len(), OutputItemStatus::InProgress);
+        let content = Vec::new();
         let (item, part) = if reasoning {
-            let (id, content) = (self.reply.item_ids.reasoning(output_index), Vec::new());
-            let item = ResponseOutputItem::Reasoning {
-                id,
-                summary: [],
-                content,
-                status: OutputItemStatus::InProgress,
-            };
+            let id = self.reply.item_ids.reasoning(output_index);
+            let item = ResponseOutputItem::Reasoning { id, summary: [], content, status };
             (item, OutputItemContent::ReasoningText { text: String::new() })
         } else {
             let id = self.reply.item_ids.message(output_index);
-            let status = OutputItemStatus::InProgress;
-            let item =
-                ResponseOutputItem::Message { id, role: "assistant", content: Vec::new(), status };
+            let item = ResponseOutputItem::Message { id, role: "assistant", content, status };
             (item, OutputItemContent::output(String::new()))
         };
         self.add(item, out);

@@ -3,6 +3,7 @@
 use super::generate_fields::{GenerateRequest, rename_field};
 use super::generate_output::{GenerateMeta, GenerateOutput, prompt_members};
 use crate::api_error::ApiError;
+use crate::app::{AppState, ServingContext};
 use crate::openai::choice::ChoiceDelta;
 use crate::openai::collect::collect;
 use crate::openai::completions;
@@ -27,6 +28,21 @@ pub(super) struct GenerateReplyFormatter {
     n: usize,
 }
 
+/// Counts the unknown sampling parameters `names`.
+///
+/// Errors: HTTP status 400 if the server is strict and there are any.
+fn count_ignored(
+    app: &AppState,
+    serving: &ServingContext,
+    names: &[String],
+) -> Result<(), ApiError> {
+    if let (true, Some(name)) = (app.options.strict_fields, names.first()) {
+        return Err(ApiError::unsupported(name.clone(), "unknown field"));
+    }
+    serving.metrics.http.ignored(names.len());
+    Ok(())
+}
+
 impl InferenceEndpoint for GenerateReplyFormatter {
     type StreamWriter = GenerateChunkWriter;
 
@@ -35,10 +51,7 @@ impl InferenceEndpoint for GenerateReplyFormatter {
         let received = Instant::now();
         let request = GenerateRequest::take(&mut fields)?;
         let mut ignored = ignored_fields(app, &fields)?;
-        if let (true, Some(name)) = (app.options.strict_fields, request.ignored.first()) {
-            return Err(ApiError::unsupported(name.clone(), "unknown field"));
-        }
-        serving.metrics.http.ignored(request.ignored.len());
+        count_ignored(app, serving, &request.ignored)?;
         ignored.extend(request.ignored);
         let field = request.prompt_field;
         let fields = request.completion;

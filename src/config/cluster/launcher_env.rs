@@ -213,10 +213,11 @@ fn check_one_server_per_node(
 mod tests {
     use super::*;
 
-    fn node_layout(variables: &[(&str, &str)]) -> Result<NodePosition, String> {
+    /// Returns the layout for the environment `variables`, a list such as `A=1 B=2`.
+    fn node_layout(variables: &str) -> Result<NodePosition, String> {
         let text = |name: &str| {
-            let found = variables.iter().find(|(variable, _)| *variable == name);
-            found.map(|(_, text)| (*text).to_owned())
+            let mut assignments = variables.split(' ').filter_map(|text| text.split_once('='));
+            assignments.find(|(variable, _)| *variable == name).map(|(_, text)| text.to_owned())
         };
         LauncherEnvVariables::read(text).node_layout().map_err(|error| error.to_string())
     }
@@ -230,73 +231,45 @@ mod tests {
         (nodes, node, host.to_owned(), port)
     }
 
-    fn resolved_layout(variables: &[(&str, &str)]) -> (u16, u16, String, Option<u16>) {
+    fn resolved_layout(variables: &str) -> (u16, u16, String, Option<u16>) {
         let NodePosition { nodes, node, host, port } = node_layout(variables).unwrap();
         (nodes.unwrap().value, node.unwrap().value, host.unwrap_or_default(), port)
     }
 
     #[test]
     fn every_launcher_is_understood() {
-        let lws = [
-            ("LWS_GROUP_SIZE", "2"),
-            ("LWS_WORKER_INDEX", "1"),
-            ("LWS_LEADER_ADDRESS", "hadron-0.hadron.default"),
-        ];
-        assert_eq!(resolved_layout(&lws), expected_layout(2, 1, "hadron-0.hadron.default", None));
-        let slurm = [
-            ("SLURM_NNODES", "4"),
-            ("SLURM_JOB_NODELIST", "gpu[05-08]"),
-            ("SLURM_NODEID", "1"),
-            ("SLURM_NTASKS", "4"),
-        ];
-        assert_eq!(resolved_layout(&slurm), expected_layout(4, 1, "gpu05", None));
-        let step = [("SLURM_STEP_NUM_NODES", "2"), ("SLURM_STEP_NODELIST", "gpu[07-08]")];
-        let step = [&step[..], &slurm[..3], &[("SLURM_STEP_NUM_TASKS", "2")]].concat();
+        let lws = "LWS_GROUP_SIZE=2 LWS_WORKER_INDEX=1 LWS_LEADER_ADDRESS=hadron-0.hadron.default";
+        assert_eq!(resolved_layout(lws), expected_layout(2, 1, "hadron-0.hadron.default", None));
+        let slurm = "SLURM_NNODES=4 SLURM_JOB_NODELIST=gpu[05-08] SLURM_NODEID=1";
+        let job = format!("{slurm} SLURM_NTASKS=4");
+        assert_eq!(resolved_layout(&job), expected_layout(4, 1, "gpu05", None));
+        let step = "SLURM_STEP_NUM_NODES=2 SLURM_STEP_NODELIST=gpu[07-08] SLURM_STEP_NUM_TASKS=2";
         assert_eq!(
-            resolved_layout(&step),
+            resolved_layout(&format!("{slurm} {step}")),
             expected_layout(2, 1, "gpu07", None),
             "a step on some of the job's nodes"
         );
-        let ompi = [
-            ("OMPI_COMM_WORLD_SIZE", "3"),
-            ("OMPI_COMM_WORLD_RANK", "2"),
-            ("OMPI_COMM_WORLD_LOCAL_SIZE", "1"),
-            ("PMIX_RANK", "2"),
-        ];
-        assert_eq!(resolved_layout(&ompi), expected_layout(3, 2, "", None));
-        let pmi = [("PMI_SIZE", "3"), ("PMI_RANK", "0"), ("MASTER_ADDR", "h")];
-        assert_eq!(resolved_layout(&pmi), expected_layout(3, 0, "h", None));
-        let operator = [
-            ("WORLD_SIZE", "2"),
-            ("RANK", "1"),
-            ("MASTER_ADDR", "job-master-0"),
-            ("MASTER_PORT", "23456"),
-        ];
-        assert_eq!(resolved_layout(&operator), expected_layout(2, 1, "job-master-0", Some(23_456)));
-        let torchrun = [
-            &operator[..],
-            &[("GROUP_RANK", "1"), ("GROUP_WORLD_SIZE", "2"), ("LOCAL_WORLD_SIZE", "1")],
-            &[("TORCHELASTIC_USE_AGENT_STORE", "True")],
-        ];
+        let ompi = "OMPI_COMM_WORLD_SIZE=3 OMPI_COMM_WORLD_RANK=2 OMPI_COMM_WORLD_LOCAL_SIZE=1 \
+                    PMIX_RANK=2";
+        assert_eq!(resolved_layout(ompi), expected_layout(3, 2, "", None));
+        let pmi = "PMI_SIZE=3 PMI_RANK=0 MASTER_ADDR=h";
+        assert_eq!(resolved_layout(pmi), expected_layout(3, 0, "h", None));
+        let operator = "WORLD_SIZE=2 RANK=1 MASTER_ADDR=job-master-0 MASTER_PORT=23456";
+        assert_eq!(resolved_layout(operator), expected_layout(2, 1, "job-master-0", Some(23_456)));
+        let torchrun = "GROUP_RANK=1 GROUP_WORLD_SIZE=2 LOCAL_WORLD_SIZE=1 \
+                        TORCHELASTIC_USE_AGENT_STORE=True";
         assert_eq!(
-            resolved_layout(&torchrun.concat()),
+            resolved_layout(&format!("{operator} {torchrun}")),
             expected_layout(2, 1, "job-master-0", Some(23_457))
         );
     }
 
     #[test]
     fn first_launcher_found_wins() {
-        let nested = [
-            ("LWS_GROUP_SIZE", "2"),
-            ("LWS_WORKER_INDEX", "0"),
-            ("SLURM_NNODES", "9"),
-            ("WORLD_SIZE", "16"),
-            ("RANK", "7"),
-        ];
-        assert_eq!(resolved_layout(&nested), expected_layout(2, 0, "", None));
-        assert_eq!(node_layout(&[]).unwrap(), NodePosition::default());
-        let partial =
-            node_layout(&[("RANK", "3"), ("MASTER_PORT", "1"), ("MASTER_ADDR", "h")]).unwrap();
+        let nested = "LWS_GROUP_SIZE=2 LWS_WORKER_INDEX=0 SLURM_NNODES=9 WORLD_SIZE=16 RANK=7";
+        assert_eq!(resolved_layout(nested), expected_layout(2, 0, "", None));
+        assert_eq!(node_layout("").unwrap(), NodePosition::default());
+        let partial = node_layout("RANK=3 MASTER_PORT=1 MASTER_ADDR=h").unwrap();
         let expected = NodePosition { host: Some("h".to_owned()), ..NodePosition::default() };
         assert_eq!(partial, expected, "an address alone makes no cluster");
     }
@@ -304,30 +277,20 @@ mod tests {
     #[test]
     fn several_servers_per_node_and_bad_values_are_rejected() {
         for (variables, reason) in [
-            (
-                &[("SLURM_NNODES", "2"), ("SLURM_NTASKS", "16")][..],
-                "SLURM_NTASKS is 16, on 2 nodes",
-            ),
-            (&[("OMPI_COMM_WORLD_SIZE", "8"), ("OMPI_COMM_WORLD_LOCAL_SIZE", "4")], "ppr:1:node"),
-            (
-                &[("WORLD_SIZE", "8"), ("RANK", "3"), ("LOCAL_WORLD_SIZE", "4")],
-                "--nproc-per-node 1",
-            ),
-            (&[("LWS_GROUP_SIZE", "two")], "LWS_GROUP_SIZE is \"two\""),
-            (
-                &[("SLURM_NNODES", "2"), ("SLURM_JOB_NODELIST", "n[1-3]")],
-                "3 hosts, but SLURM_NNODES is 2",
-            ),
-            (&[("SLURM_NNODES", "2"), ("SLURM_JOB_NODELIST", "n[1")], "unmatched opening"),
+            ("SLURM_NNODES=2 SLURM_NTASKS=16", "SLURM_NTASKS is 16, on 2 nodes"),
+            ("OMPI_COMM_WORLD_SIZE=8 OMPI_COMM_WORLD_LOCAL_SIZE=4", "ppr:1:node"),
+            ("WORLD_SIZE=8 RANK=3 LOCAL_WORLD_SIZE=4", "--nproc-per-node 1"),
+            ("LWS_GROUP_SIZE=two", "LWS_GROUP_SIZE is \"two\""),
+            ("SLURM_NNODES=2 SLURM_JOB_NODELIST=n[1-3]", "3 hosts, but SLURM_NNODES is 2"),
+            ("SLURM_NNODES=2 SLURM_JOB_NODELIST=n[1", "unmatched opening"),
         ] {
             let error = node_layout(variables).unwrap_err();
-            assert!(error.contains(reason), "{variables:?}: {error}");
+            assert!(error.contains(reason), "{variables}: {error}");
         }
         // On a single node, the number of tasks has no effect.
-        let one =
-            [("WORLD_SIZE", "1"), ("RANK", "0"), ("SLURM_NNODES", "1"), ("SLURM_NTASKS", "8")];
+        let one = "WORLD_SIZE=1 RANK=0 SLURM_NNODES=1 SLURM_NTASKS=8";
         assert_eq!(
-            node_layout(&one).unwrap().nodes,
+            node_layout(one).unwrap().nodes,
             Some(NumericEnvVariable { name: "SLURM_NNODES", value: 1 })
         );
     }

@@ -19,8 +19,14 @@ pub(super) enum ExecutorGroupEvent {
     Restored,
 }
 
+/// Event of a group with its time.
+pub(super) struct LoggedGroupEvent {
+    pub(super) at: Instant,
+    pub(super) event: ExecutorGroupEvent,
+}
+
 /// Events of each group with their times. The key is the replica that the log names for the group.
-type ExecutorGroupEvents = BTreeMap<u16, Receiver<(Instant, ExecutorGroupEvent)>>;
+type ExecutorGroupEvents = BTreeMap<u16, Receiver<LoggedGroupEvent>>;
 
 /// A `hadron serve` process with a thread that reads its log.
 pub(super) struct LogWatchedServer {
@@ -68,19 +74,16 @@ impl Drop for LogWatchedServer {
 
 /// Sends the group events of a log until it ends. Reads every line, because a full pipe would block the
 /// server.
-fn read(
-    stderr: BufReader<ChildStderr>,
-    groups: &BTreeMap<u16, Sender<(Instant, ExecutorGroupEvent)>>,
-) {
+fn read(stderr: BufReader<ChildStderr>, groups: &BTreeMap<u16, Sender<LoggedGroupEvent>>) {
     for line in stderr.lines().map_while(Result::ok) {
-        let now = Instant::now();
+        let at = Instant::now();
         if line.contains(" ERROR ") {
             println!("{line}");
         }
         let Some((replica, event)) = parse(&line) else { continue };
         if let Some(group) = groups.get(&replica) {
             // Sending fails if the thread that kills this group's executors has ended, which is no error.
-            let _ = group.send((now, event));
+            let _ = group.send(LoggedGroupEvent { at, event });
         }
     }
 }

@@ -2,7 +2,7 @@
 //! server.
 
 use super::load::{open, send_requests};
-use super::logged_server::{ExecutorGroupEvent, LogWatchedServer};
+use super::logged_server::{ExecutorGroupEvent, LogWatchedServer, LoggedGroupEvent};
 use super::report::{KillTestServerReport, ObservedFailure};
 use super::rng::KillTestRng;
 use super::topologies::{KillTestModels, KillTestTopology};
@@ -34,7 +34,7 @@ pub(super) struct SignalCounts {
 struct KillTargetGroup<'a> {
     server: u32,
     ranks: &'a [u16],
-    group_events: Receiver<(Instant, ExecutorGroupEvent)>,
+    group_events: Receiver<LoggedGroupEvent>,
     rng: KillTestRng,
 }
 
@@ -127,7 +127,7 @@ impl KillTargetGroup<'_> {
     fn wait_for(&self, wanted: ExecutorGroupEvent) -> Instant {
         loop {
             let received = self.group_events.recv_timeout(TIMEOUT);
-            let (at, event) =
+            let LoggedGroupEvent { at, event } =
                 received.unwrap_or_else(|_| panic!("no {wanted:?} within {TIMEOUT:?}"));
             if event == wanted {
                 return at;

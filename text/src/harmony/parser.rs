@@ -3,6 +3,8 @@
 //! Markers and headers are dropped. Text without a header is content, and so is the whole text of a malformed
 //! call or header. Messages of one kind are joined by a line break.
 
+mod malformed;
+
 use super::header::{HarmonyHeader, HarmonySection, HeaderStatus};
 use super::{HarmonyMarker, MARKERS};
 use crate::output_pieces::OutputPieceWriter;
@@ -290,44 +292,6 @@ impl HarmonyParser {
             self.breaks_line = self.has_content;
         }
         self.has_answer |= !matches!(section, HarmonySection::Reasoning | HarmonySection::Preamble);
-    }
-
-    /// Rejects a malformed header: the text after its valid part is the text of the message. If no part of it
-    /// is valid, the whole text is content, or continues the message that it interrupts.
-    fn reject_header(&mut self, out: &mut OutputPieceWriter<'_>) {
-        let replaced = std::mem::replace(&mut self.state, HarmonyState::Content);
-        let HarmonyState::Header(header) = replaced else { return };
-        self.malformed_header(&header, out);
-    }
-
-    fn malformed_header(&mut self, header: &HarmonyHeader, out: &mut OutputPieceWriter<'_>) {
-        let interrupted = self.interrupted.take();
-        let text = if let Some(start) = header.text_start() {
-            let (before, text) = header.text.split_at(start);
-            match header.section(self.functions.as_deref()) {
-                HarmonySection::Call(name) => {
-                    let (from, text) = (header.from, before.to_owned());
-                    self.state = HarmonyState::CallHead(HarmonyCallHead { name, from, text });
-                    self.has_answer = true;
-                }
-                section => self.enter(&section),
-            }
-            text
-        } else {
-            let continues = interrupted.is_some();
-            self.enter(&interrupted.unwrap_or(HarmonySection::Answer));
-            self.breaks_line &= !continues;
-            header.text.as_str()
-        };
-        text.chars().for_each(|c| self.text(c, out));
-    }
-
-    /// Rejects a call without arguments: its text is content.
-    fn reject_call(&mut self, out: &mut OutputPieceWriter<'_>) {
-        let replaced = std::mem::replace(&mut self.state, HarmonyState::Content);
-        let HarmonyState::CallHead(head) = replaced else { return };
-        self.enter(&HarmonySection::Answer);
-        head.text.chars().for_each(|c| self.content(c, out));
     }
 }
 

@@ -21,18 +21,23 @@ struct FormatSpec {
 }
 
 impl FormatSpec {
+    /// Removes the fill character and the alignment from the end of `rest`.
+    fn take_alignment(&mut self, rest: &mut Vec<char>) {
+        let is_align = |c: Option<&char>| c.is_some_and(|c| matches!(c, '<' | '>' | '=' | '^'));
+        let last = rest.len();
+        if last >= 2 && is_align(rest.get(last - 2)) {
+            self.fill = rest.pop();
+            self.align = rest.pop();
+        } else if is_align(rest.last()) {
+            self.align = rest.pop();
+        }
+    }
+
     fn parse(text: &str) -> JinjaResult<Self> {
         let mut spec = Self::default();
         let mut rest: Vec<char> = text.chars().collect();
         rest.reverse(); // Characters are taken from the end of the list.
-        let is_align = |c: Option<&char>| c.is_some_and(|c| matches!(c, '<' | '>' | '=' | '^'));
-        let last = rest.len();
-        if last >= 2 && is_align(rest.get(last - 2)) {
-            spec.fill = rest.pop();
-            spec.align = rest.pop();
-        } else if is_align(rest.last()) {
-            spec.align = rest.pop();
-        }
+        spec.take_alignment(&mut rest);
         if rest.last().is_some_and(|c| matches!(c, '+' | '-' | ' ')) {
             spec.sign = rest.pop();
         }

@@ -241,6 +241,15 @@ impl TemplateParser {
         Ok(operand)
     }
 
+    /// Returns the literal of adjacent strings; `text` is the first string.
+    fn text_literal(&mut self, mut text: String) -> LiteralValue {
+        while let JinjaTokenValue::Text(next) = self.following() {
+            text.push_str(next);
+            self.advance();
+        }
+        LiteralValue::Text(Arc::from(text))
+    }
+
     /// Parses a name, a constant, or an expression in brackets.
     pub(super) fn primary(&mut self) -> JinjaResult<ExpressionNode> {
         self.height = 1;
@@ -255,13 +264,7 @@ impl TemplateParser {
                     return Ok(ExpressionNode::Name(self.name_id(&name)));
                 }
             },
-            JinjaTokenValue::Text(mut text) => {
-                while let JinjaTokenValue::Text(next) = self.following() {
-                    text.push_str(next);
-                    self.advance();
-                }
-                LiteralValue::Text(Arc::from(text))
-            }
+            JinjaTokenValue::Text(text) => self.text_literal(text),
             JinjaTokenValue::Integer(digits) => integer_literal(&digits),
             JinjaTokenValue::Float(number) => LiteralValue::Float(number),
             JinjaTokenValue::Operator("(") => {

@@ -123,14 +123,7 @@ impl TemplateParser {
         }
         self.advance();
         self.join(height)?;
-        let index = match items.pop() {
-            Some(index) if items.is_empty() => index,
-            last => {
-                items.extend(last);
-                ExpressionNode::Tuple(items)
-            }
-        };
-        Ok(ExpressionNode::Item(Box::new(target), Box::new(index)))
+        Ok(ExpressionNode::Item(Box::new(target), Box::new(index_of(items))))
     }
 
     fn slice(
@@ -237,12 +230,8 @@ impl TemplateParser {
                 self.unknown_names
                     .push(JinjaError::syntax(format!("No filter named '{name}'."), line));
             }
-            let node = ExpressionNode::Filter(Box::new(FilterExpression {
-                target,
-                name,
-                function,
-                arguments,
-            }));
+            let filter = FilterExpression { target, name, function, arguments };
+            let node = ExpressionNode::Filter(Box::new(filter));
             if !self.current().is_operator("|") {
                 return Ok(node);
             }
@@ -293,5 +282,16 @@ impl TemplateParser {
             parser.postfix(argument)
         })?;
         Ok(ArgumentList { positional: vec![argument], ..ArgumentList::default() })
+    }
+}
+
+/// Returns the index of a subscript: its only item without a comma, else a tuple.
+fn index_of(mut items: Vec<ExpressionNode>) -> ExpressionNode {
+    match items.pop() {
+        Some(index) if items.is_empty() => index,
+        last => {
+            items.extend(last);
+            ExpressionNode::Tuple(items)
+        }
     }
 }

@@ -122,21 +122,7 @@ impl PercentFormatter<'_> {
         evaluator: &mut TemplateEvaluator,
         chars: &mut Peekable<Chars<'_>>,
     ) -> JinjaResult<JinjaValue> {
-        let mut name = String::new();
-        let mut depth = 1;
-        loop {
-            let Some(c) = chars.next() else {
-                return Err(JinjaError::value_error("incomplete format key"));
-            };
-            match c {
-                '(' => depth += 1,
-                ')' if depth == 1 => break,
-                ')' => depth -= 1,
-                _ => {}
-            }
-            name.push(c);
-        }
-        let key = JinjaValue::text(name);
+        let key = JinjaValue::text(key_name(chars)?);
         self.next = usize::MAX; // Named values leave none unused.
         match self.value {
             JinjaValue::Dict(dict) => {
@@ -288,6 +274,24 @@ fn signed(is_negative: bool, digits: &str, spec: &ConversionSpec) -> String {
         (false, false, false) => "",
     };
     format!("{sign}{digits}")
+}
+
+/// Removes the key of a named value and its closing bracket from `chars`.
+fn key_name(chars: &mut Peekable<Chars<'_>>) -> JinjaResult<String> {
+    let mut name = String::new();
+    let mut depth = 1;
+    loop {
+        let Some(c) = chars.next() else {
+            return Err(JinjaError::value_error("incomplete format key"));
+        };
+        match c {
+            '(' => depth += 1,
+            ')' if depth == 1 => return Ok(name),
+            ')' => depth -= 1,
+            _ => {}
+        }
+        name.push(c);
+    }
 }
 
 fn character(value: &JinjaValue) -> JinjaResult<String> {

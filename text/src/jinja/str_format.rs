@@ -86,17 +86,8 @@ impl FieldFormatter<'_> {
         out: &mut String,
     ) -> JinjaResult<()> {
         let parts = FieldParts::of(field)?;
-        let mut value = self.value(evaluator, parts.name)?;
-        match parts.conversion {
-            None => {}
-            Some('s') => value = JinjaValue::Str(evaluator.str_of(&value)?),
-            Some('r') => value = JinjaValue::text(evaluator.repr_of(&value)?),
-            Some('a') => value = JinjaValue::text(ascii(&evaluator.repr_of(&value)?)),
-            Some(other) => {
-                let message = format!("Unknown conversion specifier {other}");
-                return Err(JinjaError::value_error(message));
-            }
-        }
+        let value = self.value(evaluator, parts.name)?;
+        let value = converted(evaluator, value, parts.conversion)?;
         let spec = self.format(evaluator, parts.spec, depth - 1)?;
         if self.is_markup {
             if let JinjaValue::Markup(text) = &value {
@@ -201,6 +192,24 @@ fn field_end(text: &str) -> JinjaResult<usize> {
     Err(JinjaError::value_error("expected '}' before end of string"))
 }
 
+/// Applies the conversion of a replacement field to its value.
+fn converted(
+    evaluator: &mut TemplateEvaluator,
+    value: JinjaValue,
+    conversion: Option<char>,
+) -> JinjaResult<JinjaValue> {
+    Ok(match conversion {
+        None => value,
+        Some('s') => JinjaValue::Str(evaluator.str_of(&value)?),
+        Some('r') => JinjaValue::text(evaluator.repr_of(&value)?),
+        Some('a') => JinjaValue::text(ascii(&evaluator.repr_of(&value)?)),
+        Some(other) => {
+            let message = format!("Unknown conversion specifier {other}");
+            return Err(JinjaError::value_error(message));
+        }
+    })
+}
+
 /// Name, conversion and format specification of a replacement field of `str.format`.
 struct FieldParts<'a> {
     name: &'a str,
@@ -208,19 +217,24 @@ struct FieldParts<'a> {
     spec: &'a str,
 }
 
+/// Returns the end of the name of a replacement field: the first `!` or `:` outside an index.
+fn name_end(field: &str) -> usize {
+    let mut in_index = false;
+    let end = field.find(|c| {
+        match c {
+            '[' => in_index = true,
+            ']' => in_index = false,
+            '!' | ':' => return !in_index,
+            _ => {}
+        }
+        false
+    });
+    end.unwrap_or(field.len())
+}
+
 impl<'a> FieldParts<'a> {
     fn of(field: &'a str) -> JinjaResult<Self> {
-        let mut in_index = false;
-        let end = field.find(|c| {
-            match c {
-                '[' => in_index = true,
-                ']' => in_index = false,
-                '!' | ':' => return !in_index,
-                _ => {}
-            }
-            false
-        });
-        let (name, rest) = field.split_at(end.unwrap_or(field.len()));
+        let (name, rest) = field.split_at(name_end(field));
         if name.contains('{') {
             return Err(JinjaError::value_error("unexpected '{' in field name"));
         }

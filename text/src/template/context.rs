@@ -71,10 +71,7 @@ impl SpecialTokens {
         if let Value::Object(kwargs) = kwargs {
             variables.extend(kwargs);
         }
-        let other_arguments = match other_arguments {
-            Value::Array(list) => list,
-            _ => Vec::new(),
-        };
+        let other_arguments = into_list(other_arguments);
         let continued = input.continue_final_message.then_some(end);
         Ok(TemplateContext { variables, other_arguments, sentinel, continued })
     }
@@ -101,6 +98,13 @@ impl TemplateContext {
             cut_at(&mut text, end)?;
         }
         Ok(remove_sentinels(text, self.sentinel))
+    }
+}
+
+fn into_list(value: Value) -> Vec<Value> {
+    match value {
+        Value::Array(list) => list,
+        _ => Vec::new(),
     }
 }
 

@@ -1,5 +1,7 @@
 //! Tool calls of the model families, as their chat templates print them.
 
+mod reasoning_families;
+
 use super::output_parsers::{check, parser, run};
 use crate::{CallEnforcement, OutputParser, OutputPiece, OutputPieces};
 use crate::{ReasoningFamily, ReasoningParserOptions, ReasoningStart};
@@ -111,6 +113,10 @@ fn calls_between_function_calls_tags() {
         let text = format!("See. <function_calls>{calls}</function_calls> Done.");
         check(ToolCallSyntax::Olmo3, &text, &both);
     }
+}
+
+#[test]
+fn function_calls_tags_without_calls_are_content() {
     for text in [
         "<function_calls></function_calls>",
         "<function_calls>unknown()</function_calls>",
@@ -236,6 +242,10 @@ fn pythonic_tool_calls() {
     check(ToolCallSyntax::Pythonic, text, &both);
     let text = format!("<|python_start|>{text}<|python_end|>");
     check(ToolCallSyntax::Pythonic, &text, &both);
+}
+
+#[test]
+fn invalid_pythonic_calls_are_content() {
     check(
         ToolCallSyntax::Pythonic,
         "[1] see [time()]",
@@ -310,40 +320,5 @@ fn tool_calls_in_a_json_array() {
         &expect![[r#"
             content "```json\n[{\"name\": \"Bob\"}]\n```"
         "#]],
-    );
-}
-
-#[test]
-fn reasoning_markers_depend_on_the_family() {
-    let of = |name: &str, prompt: &str, output: &str| {
-        let (_, family) = ReasoningFamily::NAMES.iter().find(|(known, _)| *known == name).unwrap();
-        let start = family.start_after_prompt(prompt);
-        let options = ReasoningParserOptions { family: *family, start };
-        let (mut parser, mut pieces) =
-            (OutputParser::new(Some(options), None), OutputPieces::default());
-        parser.push(output, &mut pieces);
-        parser.finish(&mut pieces);
-        let text = |piece: OutputPiece<'_>| match piece {
-            OutputPiece::Reasoning(text) => format!("({text})"),
-            OutputPiece::Content(text) => text.to_owned(),
-            other => panic!("{other:?}"),
-        };
-        pieces.iter().map(text).collect::<String>()
-    };
-    assert_eq!(of("seed_oss", "", "<seed:think>a</seed:think>b"), "(a)b");
-    assert_eq!(of("mistral", "", "[THINK]a[/THINK]b"), "(a)b");
-    assert_eq!(of("mistral", "", "b [THINK]"), "b [THINK]");
-    assert_eq!(of("mistral", "x[THINK]", "a[/THINK]b"), "(a)b");
-    let granite = "Here is my thought process: a\n\nHere's my response: b";
-    assert_eq!(of("granite", "", granite), "( a\n\n) b");
-    assert_eq!(of("granite", "", "Here's my answer: b"), "Here's my answer: b");
-    assert_eq!(of("glm45", "<|assistant|>\n", "<think>a</think>b"), "(a)b");
-    assert_eq!(of("glm47", "<|assistant|></think>", "b"), "b");
-    assert_eq!(of("kimi_k2", "", "a</think>b"), "(a)b");
-    assert_eq!(of("minimax_m2", "<think>\n", "a</think>b"), "(a)b");
-    assert_eq!(ReasoningFamily::Mistral.trailing_reasoning("x[THINK]yz"), "yz");
-    assert_eq!(
-        ReasoningFamily::SeedOss.start_after_message("<seed:think>a</seed:think>"),
-        ReasoningStart::After
     );
 }

@@ -97,6 +97,10 @@ fn all_forms_of_call_headers_are_parsed() {
         let alone = "call 0 time\n  0 {\"city\": \"<|end|>\"}\nend 0\n";
         assert_eq!(show(&pieces, &text), alone, "{header}");
     }
+}
+
+#[test]
+fn call_names_may_have_punctuation() {
     check(
         "<|channel|>commentary to=functions.mcp/a.b:1-x<|message|>\n{}<|call|>",
         &expect![[r"

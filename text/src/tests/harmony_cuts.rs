@@ -83,18 +83,23 @@ impl OutputTexts {
     }
 }
 
+/// Splits `output` into chunks of about `bytes` bytes.
+fn chunks(output: &str, bytes: usize) -> Vec<&str> {
+    let mut chunks = Vec::new();
+    let mut rest = output;
+    while !rest.is_empty() {
+        let (head, tail) = rest.split_at(rest.ceil_char_boundary(bytes.min(rest.len())));
+        chunks.push(head);
+        rest = tail;
+    }
+    chunks
+}
+
 /// Checks the sections of an output that is cut at each position, except inside the first marker of a message.
 fn check_cuts(messages: &[OutputMessage], chunk: usize) {
     let (mut output, mut expected) = (String::new(), OutputTexts::default());
     let check = |output: &str, expected: &OutputTexts| {
-        let mut chunks = Vec::new();
-        let mut rest = output;
-        while !rest.is_empty() {
-            let (head, tail) = rest.split_at(rest.ceil_char_boundary(chunk.min(rest.len())));
-            chunks.push(head);
-            rest = tail;
-        }
-        let pieces = run(parser(ReasoningStart::AtMarker, true), chunks);
+        let pieces = run(parser(ReasoningStart::AtMarker, true), chunks(output, chunk));
         assert_eq!(OutputTexts::of(&pieces), *expected, "{output:?}");
     };
     for (at, message) in messages.iter().enumerate() {

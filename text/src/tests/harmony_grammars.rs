@@ -28,20 +28,27 @@ fn plain_tokenizer() -> Arc<Tokenizer> {
     Arc::new(load(&byte_level()).1)
 }
 
+/// Returns the constraint to the object `{"n": 1}` after the preamble of an output.
+fn constraint_after(
+    tokenizer: &Arc<Tokenizer>,
+    start: ReasoningStart,
+    scope: HarmonyConstraintScope,
+) -> OutputConstraint {
+    let schema = json!({"type": "object", "properties": {"n": {"const": 1}}});
+    let spec = GrammarSpec::Json { schema, whitespace: JsonWhitespace::Any };
+    let constraint = OutputConstraint::new(spec, "test");
+    match harmony_preamble(start, scope, tokenizer) {
+        Some(head) => constraint.start_after(head),
+        None => constraint,
+    }
+}
+
 #[test]
 fn constraints_start_after_reasoning_and_header() {
     const ANALYSIS: &str = "<|channel|>analysis<|message|>a {\"b<|end|><|start|>assistant";
     let json = "{\"n\": 1}";
     for tokenizer in [tokenizer(), plain_tokenizer()] {
-        let constraint = |start, scope| {
-            let schema = json!({"type": "object", "properties": {"n": {"const": 1}}});
-            let spec = GrammarSpec::Json { schema, whitespace: JsonWhitespace::Any };
-            let constraint = OutputConstraint::new(spec, "test");
-            match harmony_preamble(start, scope, &tokenizer) {
-                Some(head) => constraint.start_after(head),
-                None => constraint,
-            }
-        };
+        let constraint = |start, scope| constraint_after(&tokenizer, start, scope);
         let answer = HarmonyConstraintScope::AnswerText;
         let at_start = constraint(ReasoningStart::AtMarker, answer);
         for (output, is_accepted) in [

@@ -59,26 +59,28 @@ fn families() -> Vec<TokenizerFileContents> {
     ]
 }
 
+/// Pieces of random texts.
+const PIECES: [&str; 16] = [
+    "hello world ",
+    "HELLO",
+    "  \n\n ",
+    "12345678",
+    "don't ",
+    "!?...//",
+    "<|im_start|>",
+    "<think>",
+    "中文字符，",
+    "e\u{301}",
+    "\t\t",
+    "Ünï",
+    "// x\r\n",
+    "🙂🙂",
+    " ",
+    "п¿",
+];
+
 /// Generates a text of `pieces` random pieces, including long runs of one character and special tokens.
 fn random_text(seed: u64, pieces: usize) -> String {
-    const PIECES: [&str; 16] = [
-        "hello world ",
-        "HELLO",
-        "  \n\n ",
-        "12345678",
-        "don't ",
-        "!?...//",
-        "<|im_start|>",
-        "<think>",
-        "中文字符，",
-        "e\u{301}",
-        "\t\t",
-        "Ünï",
-        "// x\r\n",
-        "🙂🙂",
-        " ",
-        "п¿",
-    ];
     let mut state = seed;
     let mut below = |bound: usize| {
         state =

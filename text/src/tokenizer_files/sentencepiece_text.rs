@@ -33,14 +33,6 @@ impl SentencePieceStages {
             pre_tokenizer = json!({"type": "Metaspace", "replacement": "▁",
                 "prepend_scheme": scheme, "split": false});
         }
-        let mut decoders = vec![
-            json!({"type": "Replace", "pattern": {"String": "▁"}, "content": " "}),
-            json!({"type": "ByteFallback"}),
-            json!({"type": "Fuse"}),
-        ];
-        if prefix_space {
-            decoders.push(json!({"type": "Strip", "content": " ", "start": 1, "stop": 0}));
-        }
         let normalizer = if steps.is_empty() {
             Value::Null
         } else {
@@ -49,7 +41,7 @@ impl SentencePieceStages {
         Self {
             normalizer,
             pre_tokenizer,
-            decoder: json!({"type": "Sequence", "decoders": decoders}),
+            decoder: json!({"type": "Sequence", "decoders": decoders(prefix_space)}),
         }
     }
 }
@@ -70,4 +62,17 @@ fn rewriting_steps(spec: &NormalizerSpec) -> Vec<Value> {
         steps.push(replace(" {2,}", " "));
     }
     steps
+}
+
+/// Returns the steps of the decoder. With `prefix_space`, the encoder adds a space before the text.
+fn decoders(prefix_space: bool) -> Vec<Value> {
+    let mut decoders = vec![
+        json!({"type": "Replace", "pattern": {"String": "▁"}, "content": " "}),
+        json!({"type": "ByteFallback"}),
+        json!({"type": "Fuse"}),
+    ];
+    if prefix_space {
+        decoders.push(json!({"type": "Strip", "content": " ", "start": 1, "stop": 0}));
+    }
+    decoders
 }

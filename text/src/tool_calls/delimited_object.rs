@@ -290,6 +290,10 @@ mod tests {
         ] {
             assert_eq!(translated(text), Some(expected), "{text}");
         }
+    }
+
+    #[test]
+    fn invalid_objects_are_rejected() {
         for text in [
             "{a}",
             "{a:}",

@@ -153,6 +153,12 @@ impl FreeCallGrammarBuilder<'_> {
         }
     }
 
+    /// Returns the pattern of the start of a list of Python calls.
+    fn pythonic_start(&self) -> String {
+        let names = self.tools.iter().map(|tool| regex_literal(&tool.name));
+        format!("\\[\\s*(?:{})\\s*\\(", names.collect::<Vec<_>>().join("|"))
+    }
+
     fn openings(&self) -> ToolCallStarts {
         let marked =
             |openings| ToolCallStarts { openings, bare_starts: Vec::new(), excluded: Vec::new() };
@@ -176,11 +182,7 @@ impl FreeCallGrammarBuilder<'_> {
             }
             ToolCallSyntax::Xlam => at_start(array_start, vec!["```", hermes::OPEN]),
             ToolCallSyntax::Llama3Json => at_start(OBJECT_START.to_owned(), vec![llama3_json::TAG]),
-            ToolCallSyntax::Pythonic => {
-                let names = self.tools.iter().map(|tool| regex_literal(&tool.name));
-                let names = names.collect::<Vec<_>>().join("|");
-                at_start(format!("\\[\\s*(?:{names})\\s*\\("), vec![pythonic::OPEN])
-            }
+            ToolCallSyntax::Pythonic => at_start(self.pythonic_start(), vec![pythonic::OPEN]),
             ToolCallSyntax::ToolCode => marked(vec![self.list(pythonic::TOOL_CODE.open)]),
             ToolCallSyntax::Olmo3 => marked(vec![self.list(pythonic::FUNCTION_CALLS.open)]),
             ToolCallSyntax::Granite20b => marked(vec![single(hermes::FUNCTION_CALL, false)]),

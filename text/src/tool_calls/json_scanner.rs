@@ -81,13 +81,7 @@ impl JsonScanner {
             JsonScannerState::Next => self.next(c),
             JsonScannerState::Colon => space(c),
             JsonScannerState::Text { key } => self.text(c, key),
-            JsonScannerState::Escape { key } => match c {
-                'u' => self.go(JsonScannerState::Hex { key, left: 4 }),
-                '"' | '\\' | '/' | 'b' | 'f' | 'n' | 'r' | 't' => {
-                    self.go(JsonScannerState::Text { key })
-                }
-                _ => JsonScanStatus::Invalid,
-            },
+            JsonScannerState::Escape { key } => self.escaped(c, key),
             JsonScannerState::Hex { key, left } if c.is_ascii_hexdigit() => match left {
                 1 => self.go(JsonScannerState::Text { key }),
                 _ => self.go(JsonScannerState::Hex { key, left: left - 1 }),
@@ -181,32 +175,28 @@ impl JsonScanner {
         }
     }
 
+    /// Processes the character after a backslash in a string.
+    fn escaped(&mut self, c: char, key: bool) -> JsonScanStatus {
+        match c {
+            'u' => self.go(JsonScannerState::Hex { key, left: 4 }),
+            '"' | '\\' | '/' | 'b' | 'f' | 'n' | 'r' | 't' => {
+                self.go(JsonScannerState::Text { key })
+            }
+            _ => JsonScanStatus::Invalid,
+        }
+    }
+
     fn in_number(&mut self, c: char) -> JsonScanStatus {
+        use JsonScannerState as State;
         let next = match (self.state, c) {
-            (JsonScannerState::Minus, '0') => JsonScannerState::Zero,
-            (JsonScannerState::Minus, '1'..='9') | (JsonScannerState::Int, '0'..='9') => {
-                JsonScannerState::Int
-            }
-            (JsonScannerState::Zero | JsonScannerState::Int, '.') => JsonScannerState::Dot,
-            (JsonScannerState::Dot | JsonScannerState::Fraction, '0'..='9') => {
-                JsonScannerState::Fraction
-            }
-            (
-                JsonScannerState::Zero | JsonScannerState::Int | JsonScannerState::Fraction,
-                'e' | 'E',
-            ) => JsonScannerState::E,
-            (JsonScannerState::E, '+' | '-') => JsonScannerState::ESign,
-            (
-                JsonScannerState::E | JsonScannerState::ESign | JsonScannerState::Exponent,
-                '0'..='9',
-            ) => JsonScannerState::Exponent,
-            (
-                JsonScannerState::Zero
-                | JsonScannerState::Int
-                | JsonScannerState::Fraction
-                | JsonScannerState::Exponent,
-                _,
-            ) => {
+            (State::Minus, '0') => State::Zero,
+            (State::Minus, '1'..='9') | (State::Int, '0'..='9') => State::Int,
+            (State::Zero | State::Int, '.') => State::Dot,
+            (State::Dot | State::Fraction, '0'..='9') => State::Fraction,
+            (State::Zero | State::Int | State::Fraction, 'e' | 'E') => State::E,
+            (State::E, '+' | '-') => State::ESign,
+            (State::E | State::ESign | State::Exponent, '0'..='9') => State::Exponent,
+            (State::Zero | State::Int | State::Fraction | State::Exponent, _) => {
                 // A number ends at the first character that is not part of it.
                 return match self.ended() {
                     JsonScanStatus::Done => JsonScanStatus::EndedBefore,

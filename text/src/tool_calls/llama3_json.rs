@@ -65,11 +65,7 @@ impl LlamaToolParser {
             LlamaParserState::Start { .. } | LlamaParserState::Between
                 if c == '{' && self.scanner.is_empty() =>
             {
-                self.unparsed.open("{", emitter, out);
-                let mut call =
-                    Box::new(CallObjectParser::new(self.names.clone(), self.unparsed.from));
-                call.push(c, emitter, out);
-                self.state = LlamaParserState::Call(call);
+                self.open_call(c, emitter, out);
             }
             LlamaParserState::Start { tagged: false } => self.start(c, emitter, out),
             LlamaParserState::Between if c == ';' => self.hold_back(c, emitter, out),
@@ -92,6 +88,18 @@ impl LlamaToolParser {
         if !matches!(self.state, LlamaParserState::Between) {
             self.reject_call(None, emitter, out);
         }
+    }
+
+    fn open_call(
+        &mut self,
+        c: char,
+        emitter: &mut ToolCallEmitter,
+        out: &mut OutputPieceWriter<'_>,
+    ) {
+        self.unparsed.open("{", emitter, out);
+        let mut call = Box::new(CallObjectParser::new(self.names.clone(), self.unparsed.from));
+        call.push(c, emitter, out);
+        self.state = LlamaParserState::Call(call);
     }
 
     /// Holds back a character before or between calls, because the character may turn out to be content.

@@ -184,18 +184,23 @@ fn property_types(root: &Json, schema: &Json, key: &str, left: &mut u32) -> Opti
     types
 }
 
-/// Returns the types that `schema` allows. `$ref` references are resolved in `root`; `left` is the number of
-/// schemas that may still be visited.
-fn allowed_types(root: &Json, schema: &Json, left: &mut u32) -> u8 {
-    let Some(remaining) = left.checked_sub(1) else { return ALL };
-    *left = remaining;
-    let mut types = match &schema["type"] {
+/// Returns the types that the value of the keyword `type` names.
+fn named_types(names: &Json) -> u8 {
+    match names {
         Json::String(name) => named_type(name),
         Json::Array(names) => {
             names.iter().filter_map(Json::as_str).fold(0, |types, name| types | named_type(name))
         }
         _ => ALL,
-    };
+    }
+}
+
+/// Returns the types that `schema` allows. `$ref` references are resolved in `root`; `left` is the number of
+/// schemas that may still be visited.
+fn allowed_types(root: &Json, schema: &Json, left: &mut u32) -> u8 {
+    let Some(remaining) = left.checked_sub(1) else { return ALL };
+    *left = remaining;
+    let mut types = named_types(&schema["type"]);
     if let Some(values) = schema["enum"].as_array() {
         let values = values.iter().take(VALUES_VISITED_MAX);
         types &= values.fold(0, |types, value| types | value_type(value));

@@ -146,15 +146,8 @@ impl ToolCallSyntax {
             return tags.special.to_vec();
         }
         if let Some(section) = self.section() {
-            let DeepSeekKimiSyntax {
-                section_open,
-                section_close,
-                call_open,
-                call_close,
-                separator,
-                ..
-            } = *section;
-            return vec![section_open, section_close, call_open, call_close, separator];
+            let (open, close) = (section.section_open, section.section_close);
+            return vec![open, close, section.call_open, section.call_close, section.separator];
         }
         if let Some(delimited) = self.delimited() {
             return vec![delimited.open, delimited.close, delimited.delimiter];

@@ -268,9 +268,8 @@ pub(super) fn accepts_constant(root: &Value, schema: &Value, value: &Value) -> b
     accepts(root, schema, value, &mut { SCHEMAS_VISITED_MAX }) == Some(true)
 }
 
-/// Returns whether `schema` accepts `value`; `None` if too many schemas were visited.
-fn accepts(root: &Value, schema: &Value, value: &Value, left: &mut u32) -> Option<bool> {
-    *left = left.checked_sub(1)?;
+/// Returns whether the keywords of `schema` without subschemas accept `value`.
+fn own_keywords_accept(schema: &Value, value: &Value) -> bool {
     let name = match value {
         Value::Null => "null",
         Value::Bool(_) => "boolean",
@@ -281,8 +280,13 @@ fn accepts(root: &Value, schema: &Value, value: &Value, left: &mut u32) -> Optio
     let long = !value.is_string()
         || schema.get("pattern").or(schema.get("format")).is_none()
             && schema["minLength"].as_f64().is_none_or(|min| min <= 0.0);
-    let mut result =
-        *schema != Value::Bool(false) && allows_type(schema, name) && listed && constant && long;
+    allows_type(schema, name) && listed && constant && long
+}
+
+/// Returns whether `schema` accepts `value`; `None` if too many schemas were visited.
+fn accepts(root: &Value, schema: &Value, value: &Value, left: &mut u32) -> Option<bool> {
+    *left = left.checked_sub(1)?;
+    let mut result = *schema != Value::Bool(false) && own_keywords_accept(schema, value);
     if schema.get("$ref").is_some() {
         result &= accepts(root, target(root, schema)?, value, left)?;
     }

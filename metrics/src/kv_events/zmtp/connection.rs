@@ -1,8 +1,14 @@
 //! ZMTP connection: NULL handshake, heartbeats, incoming frames, outgoing messages; never blocks.
 
+mod greeting;
+mod outgoing_message;
+
 use super::error::PeerError;
 use super::frame::{ZmtpFrameHead, ZmtpFrameReader, put_command};
 use super::stream::PeerStream;
+pub(crate) use greeting::ZmtpSocketType;
+use greeting::{GREETING, MECHANISM, VERSION_AT, socket_type};
+pub(crate) use outgoing_message::OutgoingMessage;
 use rustix::event::{PollFd, PollFlags};
 use std::io::{self, ErrorKind, IoSlice};
 use std::os::fd::AsFd;
@@ -19,75 +25,6 @@ const WINDOW: Duration = Duration::from_secs(1);
 const CONTROL_BYTES_MAX: usize = 1 << 10;
 /// Maximum time from the start of a connection to the end of its handshake.
 const HANDSHAKE_TIME: Duration = Duration::from_secs(5);
-/// Greeting of ZMTP 3.1 with mechanism NULL: signature, version, mechanism, as-server flag, filler.
-const GREETING: [u8; 64] = {
-    let mut greeting = [0; 64];
-    (greeting[0], greeting[9], greeting[10], greeting[11]) = (0xff, 0x7f, 3, 1);
-    let [n, u, l, ..] = *b"NULL";
-    (greeting[12], greeting[13], greeting[14], greeting[15]) = (n, u, l, l);
-    greeting
-};
-/// Position of the mechanism in a greeting.
-const MECHANISM: std::ops::Range<usize> = 12..32;
-const VERSION_AT: usize = 10;
-
-/// Type of the publisher's socket.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum ZmtpSocketType {
-    /// PUB socket, which sends batches to subscribers.
-    Publish,
-    /// ROUTER socket, which responds to replay requests.
-    Router,
-}
-
-impl ZmtpSocketType {
-    /// Returns the name of the socket type in ZeroMQ.
-    pub(crate) fn name(self) -> &'static str {
-        match self {
-            Self::Publish => "PUB",
-            Self::Router => "ROUTER",
-        }
-    }
-
-    /// Appends the READY command of a socket of this type.
-    fn ready(self, out: &mut Vec<u8>) {
-        let data: &[u8] = match self {
-            Self::Publish => b"\x0bSocket-Type\0\0\0\x03PUB",
-            Self::Router => b"\x0bSocket-Type\0\0\0\x06ROUTER\x08Identity\0\0\0\0",
-        };
-        put_command(b"READY", data, out);
-    }
-
-    /// Whether a peer with the socket type `peer` can connect to a socket of this type.
-    fn accepts(self, peer: &[u8]) -> bool {
-        match self {
-            Self::Publish => matches!(peer, b"SUB" | b"XSUB"),
-            Self::Router => matches!(peer, b"REQ" | b"DEALER" | b"ROUTER"),
-        }
-    }
-}
-
-/// Message to a peer, in wire format.
-#[derive(Debug)]
-pub(crate) struct OutgoingMessage {
-    /// Frames of the message, without the body of the last frame.
-    pub(crate) head: Vec<u8>,
-    /// Body of the last frame, which the journal and the other connections share.
-    pub(crate) payload: Arc<[u8]>,
-}
-
-impl OutgoingMessage {
-    /// Size of the message on the wire, in bytes.
-    pub(crate) fn len(&self) -> usize {
-        self.head.len() + self.payload.len()
-    }
-
-    fn from(&self, offset: usize) -> [IoSlice<'_>; 2] {
-        let in_payload = offset.saturating_sub(self.head.len());
-        let head = self.head.get(offset..).unwrap_or_default();
-        [IoSlice::new(head), IoSlice::new(&self.payload[in_payload..])]
-    }
-}
 
 /// Outcome of `ZmtpConnection::transmit`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -373,39 +310,5 @@ impl ZmtpConnection {
     }
 }
 
-/// Returns the value of the property `Socket-Type` in a READY command.
-fn socket_type(mut properties: &[u8]) -> Option<&[u8]> {
-    while let Some((&name_len, rest)) = properties.split_first() {
-        let (name, rest) = rest.split_at_checked(usize::from(name_len))?;
-        let (value_len, rest) = rest.split_first_chunk::<4>()?;
-        let (value, rest) = rest.split_at_checked(u32::from_be_bytes(*value_len) as usize)?;
-        if name.eq_ignore_ascii_case(b"Socket-Type") {
-            return Some(value);
-        }
-        properties = rest;
-    }
-    None
-}
-
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_socket_type_is_found_among_other_properties() {
-        let router = b"\x08Identity\0\0\0\x02ab\x0bsocket-type\0\0\0\x06DEALER";
-        assert_eq!(socket_type(router), Some(&b"DEALER"[..]));
-        assert_eq!(socket_type(b""), None);
-        assert_eq!(socket_type(b"\x0bSocket-Type\xff\xff\xff\xffSUB"), None);
-        assert_eq!(socket_type(b"\xff"), None);
-    }
-
-    #[test]
-    fn an_outgoing_message_continues_at_any_offset() {
-        let message = OutgoingMessage { head: b"head".to_vec(), payload: (*b"payload").into() };
-        for offset in 0..=message.len() {
-            let rest: Vec<u8> = message.from(offset).iter().flat_map(|s| s.to_vec()).collect();
-            assert_eq!(rest, b"headpayload"[offset..]);
-        }
-    }
-}
+mod tests;

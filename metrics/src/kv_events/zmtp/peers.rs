@@ -16,15 +16,6 @@ const ACCEPTED_PER_TURN: usize = 64;
 /// Pause after `accept` has failed, for example because no file descriptor is available.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
-/// State of a peer that depends on the socket type: its subscriptions or its replay request.
-pub(crate) trait PeerState: Default {
-    /// Whether the peer has no subscription or request, so that a new peer may replace it.
-    fn is_idle(&self) -> bool;
-    /// Whether frames of the peer are read at present. False while a replay request of the peer is
-    /// unfinished.
-    fn reads(&self) -> bool;
-}
-
 /// Connected peer: its connection and the state that depends on the socket type.
 #[derive(Debug)]
 pub(crate) struct ZmtpPeer<S> {
@@ -45,6 +36,15 @@ pub(crate) struct PeerTable<S> {
     /// Time until which no connection is accepted, because `accept` has failed.
     accepts_from: Option<Instant>,
     log_limiter: LogRateLimiter,
+}
+
+/// State of a peer that depends on the socket type: its subscriptions or its replay request.
+pub(crate) trait PeerState: Default {
+    /// Whether the peer has no subscription or request, so that a new peer may replace it.
+    fn is_idle(&self) -> bool;
+    /// Whether frames of the peer are read at present. False while a replay request of the peer is
+    /// unfinished.
+    fn reads(&self) -> bool;
 }
 
 impl<S: PeerState> PeerTable<S> {

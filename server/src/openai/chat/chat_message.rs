@@ -21,8 +21,9 @@ pub(super) fn parse(path: String, value: JsonValue) -> Result<Value, ApiError> {
     let JsonValue::Object(pairs) = value else {
         return Err(wrong_type(path, "an object", &value));
     };
-    let role = role(&path, &pairs)?;
-    check_content(&path, &pairs, &role)?;
+    let member = |name: &str| pairs.iter().find(|(key, _)| key == name).map(|(_, value)| value);
+    let role = role(&path, member("role"))?;
+    check_content(&path, member("content"), &role)?;
     let mut message = Map::new();
     for (key, value) in pairs {
         let field = format!("{path}.{key}");
@@ -47,8 +48,8 @@ pub(super) fn parse(path: String, value: JsonValue) -> Result<Value, ApiError> {
 }
 
 /// Rejects a message without content, which only the assistant may send.
-fn check_content(path: &str, pairs: &[(String, JsonValue)], role: &str) -> Result<(), ApiError> {
-    let has_content = pairs.iter().any(|(key, value)| key == "content" && !value.is_null());
+fn check_content(path: &str, content: Option<&JsonValue>, role: &str) -> Result<(), ApiError> {
+    let has_content = content.is_some_and(|content| !content.is_null());
     if role != "assistant" && !has_content {
         return Err(ApiError::invalid(format!("{path}.content"), "is missing"));
     }
@@ -68,10 +69,10 @@ fn show_refusal(message: &mut Map<String, Value>, role: &str) {
     }
 }
 
-/// Parses the role of a message.
-fn role(path: &str, pairs: &[(String, JsonValue)]) -> Result<String, ApiError> {
+/// Parses the role of the message `path`.
+fn role(path: &str, value: Option<&JsonValue>) -> Result<String, ApiError> {
     let path = format!("{path}.role");
-    match pairs.iter().find(|(key, _)| key == "role").map(|(_, value)| value) {
+    match value {
         None | Some(JsonValue::Null) => Err(ApiError::invalid(path, "is missing")),
         Some(JsonValue::Str(role)) if role.is_empty() => Err(ApiError::invalid(path, "is missing")),
         Some(JsonValue::Str(role)) if role == "function" => {

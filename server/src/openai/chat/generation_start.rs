@@ -1,5 +1,7 @@
 //! Submits a validated conversation to the engine, for all chat endpoints (OpenAI, Anthropic, Responses).
 
+mod prompt_rendering;
+
 use super::ignored_values::enforces_strict_tools;
 use super::messages::{last_assistant_text, tool_call_count};
 use super::reasoning_head::constraint_preamble;
@@ -13,23 +15,21 @@ use crate::openai::generation::RequestGeneration;
 use crate::openai::memory_reservation::reserve;
 use crate::openai::params::CompletionParams;
 use crate::openai::submit::{
-    EndpointParams, detokenizer, reject_if_too_long, start_generation, text_error, truncate,
+    EndpointParams, detokenizer, reject_if_too_long, start_generation, truncate,
 };
 use crate::openai::thinking_budget::{OutputStartState, RequestedThinkingBudget};
 use crate::request_ids::ToolCallIdGenerator;
 use engine::AdmissionPermit;
 use grammar::{GrammarSpec, OutputConstraint};
+pub(crate) use prompt_rendering::{RenderedPrompt, prompt_fits, render, render_text};
+use prompt_rendering::{template, tokenise};
 use protocol::Token;
 use std::sync::Arc;
 use text::{
-    CallEnforcement, ChatInput, HarmonyConstraintScope, OutputParser, ReasoningFamily,
-    ReasoningParserOptions, ReasoningStart, RenderedChat, TextError, ToolCallIdFormat,
-    ToolCallParserOptions, ToolCallSyntax,
+    CallEnforcement, HarmonyConstraintScope, OutputParser, ReasoningFamily, ReasoningParserOptions,
+    ReasoningStart, ToolCallIdFormat, ToolCallParserOptions, ToolCallSyntax,
 };
 
-/// Number of bytes at the end of the prompt that are inspected to determine whether the output starts inside
-/// the reasoning.
-const PROMPT_TAIL_BYTES: usize = 64;
 /// Request field that forces tool calls.
 const TOOL_CHOICE: &str = "tool_choice";
 const TOOLS: &str = "tools";
@@ -50,14 +50,6 @@ pub(crate) struct StartedGeneration {
     pub echo: String,
     /// Generator of tool call ids.
     pub tool_call_ids: ToolCallIdGenerator,
-}
-
-/// Prompt of a conversation, rendered and tokenised.
-pub(crate) struct RenderedPrompt {
-    /// Token ids of the prompt.
-    pub ids: Vec<Token>,
-    /// Last bytes of the rendered prompt, which determine whether the output starts inside the reasoning.
-    prompt_tail: String,
 }
 
 /// Renders, tokenises and submits a conversation.
@@ -154,6 +146,26 @@ fn enforcement(serving: &ServingContext, request: &ChatCompletionRequest) -> Cal
     }
 }
 
+/// Returns the constraint of the output after any reasoning: the requested constraint, or a tool call grammar
+/// if tool calls are forced or a tool is strict.
+///
+/// Errors: HTTP status 400 if a forced tool call is impossible or combined with another constraint.
+fn message_constraint(
+    serving: &ServingContext,
+    requested: Option<Arc<OutputConstraint>>,
+    tools: &RequestTools,
+) -> Result<Option<Arc<OutputConstraint>>, ApiError> {
+    match (requested, tools.must_call()) {
+        (Some(requested), false) => Ok(Some(requested)),
+        (None, false) if !tools.has_strict() => Ok(None),
+        (Some(other), true) => {
+            let message = format!("a forced tool call cannot be combined with {}", other.param);
+            Err(ApiError::invalid(TOOL_CHOICE, message))
+        }
+        (None, _) => Ok(tool_call_constraint(serving, tools)?.map(Arc::new)),
+    }
+}
+
 /// Returns the output constraint: the requested constraint, or a tool call grammar if tool calls are forced
 /// or a tool is strict. If the output starts with reasoning, the constraint applies after the reasoning.
 /// `covers_messages` = the requested constraint covers answers and tool calls, with their headers.
@@ -166,17 +178,8 @@ fn constraint(
     tools: &RequestTools,
     reasoning_start: Option<ReasoningStart>,
 ) -> Result<Option<Arc<OutputConstraint>>, ApiError> {
-    let is_forced = tools.must_call();
     let has_calls = requested.is_none() || covers_messages;
-    let constraint = match (requested, is_forced) {
-        (Some(requested), false) => Some(requested),
-        (None, false) if !tools.has_strict() => None,
-        (Some(other), true) => {
-            let message = format!("a forced tool call cannot be combined with {}", other.param);
-            return Err(ApiError::invalid(TOOL_CHOICE, message));
-        }
-        (None, _) => tool_call_constraint(serving, tools)?.map(Arc::new),
-    };
+    let constraint = message_constraint(serving, requested, tools)?;
     let (Some(family), Some(start)) = (serving.parsers.reasoning, reasoning_start) else {
         return Ok(constraint);
     };
@@ -246,100 +249,4 @@ fn reasoning_start(
         Some(message) => reasoning.start_after_message(message),
         None => reasoning.start_after_prompt(prompt_tail),
     })
-}
-
-/// Renders and tokenises a conversation without a length limit; `field` is the field name in errors.
-///
-/// Errors: HTTP status 400 with reason `no_chat_template`, or an error of the template.
-pub(crate) fn render(
-    serving: &ServingContext,
-    input: ChatInput,
-    add_special_tokens: bool,
-    field: &str,
-) -> Result<RenderedPrompt, ApiError> {
-    tokenise(serving, &template(serving, input, field)?, add_special_tokens, field)
-}
-
-/// Whether the prompt of a conversation has at most `tokens_max` tokens. `field` is the field name in errors.
-///
-/// Errors: the errors of `render`.
-pub(crate) fn prompt_fits(
-    serving: &ServingContext,
-    input: ChatInput,
-    tokens_max: usize,
-    field: &str,
-) -> Result<bool, ApiError> {
-    let rendered = template(serving, input, field)?;
-    // The lower bound avoids tokenising a text that is far too long.
-    if serving.tokenizer.min_token_count(&rendered.text) > tokens_max {
-        return Ok(false);
-    }
-    Ok(tokenise(serving, &rendered, false, field)?.ids.len() <= tokens_max)
-}
-
-/// Renders a conversation to the text of its prompt. `field` is the field name in errors.
-///
-/// Errors: the errors of `render`.
-pub(crate) fn render_text(
-    serving: &ServingContext,
-    input: ChatInput,
-    field: &str,
-) -> Result<String, ApiError> {
-    template(serving, input, field).map(|rendered| rendered.text)
-}
-
-fn template(
-    serving: &ServingContext,
-    mut input: ChatInput,
-    field: &str,
-) -> Result<RenderedChat, ApiError> {
-    for (name, value) in &serving.template_defaults {
-        input.kwargs.entry(name.clone()).or_insert_with(|| value.clone());
-    }
-    let is_own = |name: &String| serving.template.as_ref().is_some_and(|t| t.has_named(name));
-    if let Some(template) = input.template.take_if(|template| !is_own(template)) {
-        return render_request_template(serving, template, input, field);
-    }
-    let Some(template) = serving.template.as_ref() else {
-        let message = "the model has no chat template; use /v1/completions";
-        return Err(ApiError::bad_request("no_chat_template", field, message));
-    };
-    template.render(input).map_err(|error| text_error(&error, field))
-}
-
-/// Renders the conversation with the chat template of the request, if such templates are allowed.
-fn render_request_template(
-    serving: &ServingContext,
-    template: String,
-    input: ChatInput,
-    field: &str,
-) -> Result<RenderedChat, ApiError> {
-    const FIELD: &str = "chat_template";
-    let Some(templates) = &serving.request_templates else {
-        let message = "needs --trust-request-chat-template";
-        return Err(ApiError::unsupported(FIELD, message));
-    };
-    templates.render(template, input, &serving.tokenizer).map_err(|error| {
-        let param =
-            if matches!(error, TextError::InvalidRequestTemplate(_)) { FIELD } else { field };
-        text_error(&error, param)
-    })
-}
-
-fn tokenise(
-    serving: &ServingContext,
-    rendered: &RenderedChat,
-    add_special_tokens: bool,
-    field: &str,
-) -> Result<RenderedPrompt, ApiError> {
-    let tokenizer = &serving.tokenizer;
-    let ids = tokenizer.encode_rendered(rendered);
-    let mut ids = ids.map_err(|error| text_error(&error, field))?;
-    let bos = tokenizer.bos_id().filter(|bos| add_special_tokens && ids.first() != Some(bos));
-    if let Some(bos) = bos {
-        ids.insert(0, bos);
-    }
-    let text = &rendered.text;
-    let from = text.floor_char_boundary(text.len().saturating_sub(PROMPT_TAIL_BYTES));
-    Ok(RenderedPrompt { ids, prompt_tail: text[from..].to_owned() })
 }

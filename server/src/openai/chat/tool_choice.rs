@@ -42,6 +42,18 @@ pub(crate) struct ToolSelection {
     pub(crate) allowed: Option<Vec<String>>,
 }
 
+/// Removes the member `tools` of a list of allowed tools.
+fn tool_list(fields: &mut RequestFields) -> Result<Vec<JsonValue>, ApiError> {
+    match fields.required("tools")? {
+        JsonValue::List(list) if list.len() <= ALLOWED_MAX => Ok(list),
+        JsonValue::List(_) => {
+            let message = format!("at most {ALLOWED_MAX} tools");
+            Err(ApiError::invalid(fields.path("tools"), message))
+        }
+        other => Err(wrong_type(fields.path("tools"), "a list of objects", &other)),
+    }
+}
+
 impl ToolSelection {
     /// Parses the tool choice of a chat completion request.
     ///
@@ -89,13 +101,7 @@ impl ToolSelection {
             _ => return Err(ApiError::invalid(fields.path("mode"), "must be auto or required")),
         };
         let path = fields.path("tools");
-        let list = match fields.required("tools")? {
-            JsonValue::List(list) if list.len() <= ALLOWED_MAX => list,
-            JsonValue::List(_) => {
-                return Err(ApiError::invalid(path, format!("at most {ALLOWED_MAX} tools")));
-            }
-            other => return Err(wrong_type(path, "a list of objects", &other)),
-        };
+        let list = tool_list(fields)?;
         let one = |(index, value)| {
             let mut tool = RequestFields::of(format!("{path}[{index}]"), value)?;
             let kind = tool.required_string("type")?;

@@ -251,19 +251,23 @@ impl ChatToolList {
                 // sent it.
                 self.push(tool, sent.into_template_value(), &inner)
             }
-            Some("custom") => {
-                let mut inner = member(&mut item, "custom")?;
-                let CustomTool { name, parameters, description, format } =
-                    CustomTool::take(&mut inner)?;
-                let is_strict = CustomToolFormat::enforced(format, &mut self.strict_paths, hints);
-                let template_tool = template_tool(&name, description, parameters.clone());
-                let tool = ToolDefinition { name, parameters, is_strict };
-                self.custom.insert(tool.name.clone());
-                self.push(tool, template_tool, &inner)
-            }
+            Some("custom") => self.add_custom(member(&mut item, "custom")?, hints),
             Some(_) => Err(ApiError::unsupported(path, "must be function or custom")),
             None => Err(ApiError::invalid(path, "is missing")),
         }
+    }
+
+    fn add_custom(
+        &mut self,
+        mut fields: RequestFields,
+        hints: &mut IgnoredRequestParts,
+    ) -> Result<(), ApiError> {
+        let CustomTool { name, parameters, description, format } = CustomTool::take(&mut fields)?;
+        let is_strict = CustomToolFormat::enforced(format, &mut self.strict_paths, hints);
+        let template_tool = template_tool(&name, description, parameters.clone());
+        let tool = ToolDefinition { name, parameters, is_strict };
+        self.custom.insert(tool.name.clone());
+        self.push(tool, template_tool, &fields)
     }
 
     fn push(
@@ -310,18 +314,4 @@ pub(crate) fn named_function(fields: &mut RequestFields) -> Result<ToolChoice, A
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn names_may_not_break_the_syntax_of_calls() {
-        let long = "x".repeat(NAME_MAX);
-        for name in ["f", "web.search", "mcp/server-1:tool_2", "große_суммы", &long] {
-            assert!(is_name(name), "{name}");
-        }
-        let too_long = "x".repeat(NAME_MAX + 1);
-        for name in ["", "a b", "a\"b", "a\\b", "a>b", "a\nb", "a{", "a[b]", "｜a", &too_long] {
-            assert!(!is_name(name), "{name}");
-        }
-    }
-}
+mod tests;

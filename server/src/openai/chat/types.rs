@@ -32,6 +32,21 @@ pub(crate) struct ChatCompletionRequest {
     pub covers_messages: bool,
 }
 
+/// Parses `logprobs` and `top_logprobs`. Returns the number of top-k tokens per token; `None` = the request has
+/// no log-probabilities.
+fn requested_logprobs(
+    fields: &mut RequestFields,
+    bounds: &FieldBounds,
+) -> Result<Option<u32>, ApiError> {
+    let logprobs = fields.bool("logprobs")?.unwrap_or(false);
+    let top = count_of_logprobs(fields, "top_logprobs", bounds)?;
+    if top.is_some_and(|top| top != 0) && !logprobs {
+        let message = "top_logprobs needs logprobs: true";
+        return Err(ApiError::invalid("top_logprobs", message));
+    }
+    Ok(logprobs.then_some(top.unwrap_or(0)))
+}
+
 impl ChatCompletionRequest {
     /// Parses all fields of a chat completion request.
     ///
@@ -43,17 +58,11 @@ impl ChatCompletionRequest {
     ) -> Result<Self, ApiError> {
         let tools = RequestTools::take(fields)?;
         let mut params = CompletionParams::take(fields, bounds, defaults)?;
-        let logprobs = fields.bool("logprobs")?.unwrap_or(false);
-        let top = count_of_logprobs(fields, "top_logprobs", bounds)?;
-        if top.is_some_and(|top| top != 0) && !logprobs {
-            let message = "top_logprobs needs logprobs: true";
-            return Err(ApiError::invalid("top_logprobs", message));
-        }
+        let logprobs = requested_logprobs(fields, bounds)?;
         params.take_max_tokens(fields, 1)?;
         let thinking = thinking_budget::RequestedThinkingBudget::take(fields)?;
         let input = messages::take(fields)?;
         let add_special_tokens = fields.bool("add_special_tokens")?.unwrap_or(false);
-        let logprobs = logprobs.then_some(top.unwrap_or(0));
         let prompt_field = "messages";
         Ok(Self {
             params,

@@ -114,18 +114,25 @@ fn round(
             PythonNumber::Float(number) => Ok(JinjaValue::Float(rounded(number, precision))),
             number => Ok(rounded_integer(&number.to_big(), precision)),
         },
-        "ceil" | "floor" => {
-            let factor = 10_f64.powi(precision.clamp(-400, 400) as i32);
-            let scaled = number.to_float()? * factor;
-            let whole = if &*method == "ceil" { scaled.ceil() } else { scaled.floor() };
-            if !whole.is_finite() {
-                let message = "cannot convert float infinity to integer";
-                return Err(JinjaError::new(JinjaErrorKind::Overflow, message));
-            }
-            Ok(JinjaValue::Float(whole / factor))
-        }
+        "ceil" => directed_rounding(number.to_float()?, precision, f64::ceil),
+        "floor" => directed_rounding(number.to_float()?, precision, f64::floor),
         _ => Err(JinjaError::runtime("method must be common, ceil or floor")),
     }
+}
+
+/// Rounds `number` to `precision` decimal places with `to_whole`, which rounds to a whole number.
+fn directed_rounding(
+    number: f64,
+    precision: i64,
+    to_whole: impl Fn(f64) -> f64,
+) -> JinjaResult<JinjaValue> {
+    let factor = 10_f64.powi(precision.clamp(-400, 400) as i32);
+    let whole = to_whole(number * factor);
+    if !whole.is_finite() {
+        let message = "cannot convert float infinity to integer";
+        return Err(JinjaError::new(JinjaErrorKind::Overflow, message));
+    }
+    Ok(JinjaValue::Float(whole / factor))
 }
 
 fn rounded(number: f64, precision: i64) -> f64 {

@@ -82,6 +82,19 @@ fn without_between(text: &str, open: &str, close: &str) -> String {
     out + rest
 }
 
+/// Returns the character with the given entity name, such as `amp` or `#39`.
+fn entity(name: &str) -> Option<char> {
+    match name.strip_prefix('#') {
+        Some(number) => match number.strip_prefix(['x', 'X']) {
+            Some(digits) => u32::from_str_radix(digits, 16).ok(),
+            None => number.parse().ok(),
+        }
+        .filter(|code| !matches!(code, 0 | 0x80..=0x9f))
+        .and_then(char::from_u32),
+        None => ENTITIES.iter().find(|(known, _)| *known == name).map(|(_, c)| *c),
+    }
+}
+
 fn unescape(text: &str) -> JinjaResult<String> {
     let mut out = String::with_capacity(text.len());
     let mut rest = text;
@@ -92,16 +105,7 @@ fn unescape(text: &str) -> JinjaResult<String> {
             rest.find(|c: char| !c.is_ascii_alphanumeric() && c != '#').unwrap_or(rest.len());
         let name = &rest[..length];
         let is_closed = rest[length..].starts_with(';');
-        let decoded = match name.strip_prefix('#') {
-            Some(number) => match number.strip_prefix(['x', 'X']) {
-                Some(digits) => u32::from_str_radix(digits, 16).ok(),
-                None => number.parse().ok(),
-            }
-            .filter(|code| !matches!(code, 0 | 0x80..=0x9f))
-            .and_then(char::from_u32),
-            None => ENTITIES.iter().find(|(known, _)| *known == name).map(|(_, c)| *c),
-        };
-        match decoded {
+        match entity(name) {
             Some(c) if is_closed => {
                 out.push(c);
                 rest = &rest[length + 1..];

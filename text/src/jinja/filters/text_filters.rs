@@ -139,14 +139,9 @@ fn format(
     super::super::percent_format::percent_format(evaluator, &format, is_markup, &values)
 }
 
-fn indent(
-    evaluator: &mut TemplateEvaluator,
-    value: &JinjaValue,
-    arguments: CallArguments,
-) -> JinjaResult<JinjaValue> {
-    let [width, first, blank] = arguments.bind("indent", ["width", "first", "blank"], 0)?;
-    let text = text_argument("indent", value)?;
-    let indention = match &width {
+/// Returns the text before each indented line; `width` is the text itself or its number of spaces.
+fn indention(evaluator: &mut TemplateEvaluator, width: Option<&JinjaValue>) -> JinjaResult<String> {
+    Ok(match width {
         None => "    ".to_owned(),
         Some(JinjaValue::Str(text) | JinjaValue::Markup(text)) => text.to_string(),
         Some(width) => {
@@ -154,7 +149,17 @@ fn indent(
             evaluator.charge(count)?;
             " ".repeat(count)
         }
-    };
+    })
+}
+
+fn indent(
+    evaluator: &mut TemplateEvaluator,
+    value: &JinjaValue,
+    arguments: CallArguments,
+) -> JinjaResult<JinjaValue> {
+    let [width, first, blank] = arguments.bind("indent", ["width", "first", "blank"], 0)?;
+    let text = text_argument("indent", value)?;
+    let indention = indention(evaluator, width.as_ref())?;
     let is_blank_indented = flag(blank.as_ref(), false);
     let text = format!("{text}\n");
     let lines = split_lines(&text, false);

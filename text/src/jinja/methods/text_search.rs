@@ -19,18 +19,7 @@ pub(super) fn find(name: &str) -> Option<MethodFunction> {
         "index" => |evaluator, value, arguments| position(evaluator, value, arguments, false, true),
         "rindex" => |evaluator, value, arguments| position(evaluator, value, arguments, true, true),
         "count" => count,
-        "replace" => |evaluator, value, arguments| {
-            let [old, new, count] = arguments.bind_positional("replace", 2)?;
-            let old = text_argument("replace", &old.unwrap_or(JinjaValue::None))?;
-            let new = new.unwrap_or(JinjaValue::None);
-            text_argument("replace", &new)?;
-            let is_markup = matches!(value, JinjaValue::Markup(_));
-            let new =
-                if is_markup { escape_value(evaluator, &new)? } else { evaluator.str_of(&new)? };
-            let count = integer_or(count.as_ref(), -1)?;
-            let text = value.as_str().unwrap_or_default();
-            Ok(JinjaValue::text_like(value, replaced(evaluator, text, [&old, &new], count)?))
-        },
+        "replace" => replace,
         "removeprefix" => |_, value, arguments| {
             let (text, part) = text_and_part("removeprefix", value, arguments)?;
             Ok(JinjaValue::text_like(value, text.strip_prefix(&*part).unwrap_or(&text)))
@@ -43,6 +32,22 @@ pub(super) fn find(name: &str) -> Option<MethodFunction> {
         "rpartition" => |evaluator, value, arguments| partition(evaluator, value, arguments, true),
         _ => return None,
     })
+}
+
+fn replace(
+    evaluator: &mut TemplateEvaluator,
+    value: &JinjaValue,
+    arguments: CallArguments,
+) -> JinjaResult<JinjaValue> {
+    let [old, new, count] = arguments.bind_positional("replace", 2)?;
+    let old = text_argument("replace", &old.unwrap_or(JinjaValue::None))?;
+    let new = new.unwrap_or(JinjaValue::None);
+    text_argument("replace", &new)?;
+    let is_markup = matches!(value, JinjaValue::Markup(_));
+    let new = if is_markup { escape_value(evaluator, &new)? } else { evaluator.str_of(&new)? };
+    let count = integer_or(count.as_ref(), -1)?;
+    let text = value.as_str().unwrap_or_default();
+    Ok(JinjaValue::text_like(value, replaced(evaluator, text, [&old, &new], count)?))
 }
 
 fn text_and_part(
