@@ -75,12 +75,12 @@ impl From<MlaKvLayout> for KvPoolLayout {
 pub struct KvPool {
     bytes: RefCell<Buffer>,
     layout: KvPoolLayout,
-    states: Option<StatePool>,
+    states: Option<DeviceStatePool>,
 }
 
 /// Recurrent states of all layers that have them, with a fixed number of state slots.
 #[derive(Debug)]
-pub(crate) struct StatePool {
+pub(crate) struct DeviceStatePool {
     pub(crate) bytes: RefCell<Buffer>,
     pub(crate) layout: RecurrentStateLayout,
 }
@@ -104,13 +104,13 @@ impl KvPool {
         let allocate = |layout: RecurrentStateLayout| -> Result<_, OpError> {
             layout.check()?;
             let bytes = RefCell::new(ops.device.alloc(layout.bytes())?);
-            Ok(StatePool { bytes, layout })
+            Ok(DeviceStatePool { bytes, layout })
         };
         self.states = layout.map(allocate).transpose()?;
         Ok(self)
     }
 
-    pub(crate) fn states(&self, op: &'static str) -> Result<&StatePool, OpError> {
+    pub(crate) fn states(&self, op: &'static str) -> Result<&DeviceStatePool, OpError> {
         self.states.as_ref().ok_or(OpError::Pool { op, stores: "no recurrent states" })
     }
 
