@@ -65,6 +65,18 @@ pub enum ExecutorError {
         /// Bytes of KV cache that `kv_tokens_min` token positions need.
         needed: u64,
     },
+    /// The recurrent states of all state slots do not fit in the free memory.
+    #[error(
+        "{slots} state slots need {needed} bytes of memory and {free} are free: lower --max-num-seqs"
+    )]
+    StatesTooLarge {
+        /// Number of state slots.
+        slots: usize,
+        /// Bytes of all state slots.
+        needed: u64,
+        /// Free memory of the device in bytes.
+        free: u64,
+    },
     /// No device memory is left for a KV cache after weights and activations are allocated.
     #[error(
         "no memory is left for the KV cache: {free} of {total} bytes are free and \
@@ -152,13 +164,27 @@ pub enum TokenBitmaskError {
 /// scheduler or in the executor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum BatchError {
-    /// A row has state slots. Executors serve no model with recurrent state.
-    #[error("{request:?} has slots of {groups} state groups, recurrent state is not supported")]
-    RecurrentState {
+    /// A row has state slots of another number of state groups than the model has.
+    #[error("{request:?} has slots of {groups} state groups, the model has {expected}")]
+    StateGroups {
         /// Request of the row.
         request: RequestId,
         /// Number of state groups with slots.
         groups: usize,
+        /// Number of state groups of the model.
+        expected: usize,
+    },
+    /// A state slot of a row is out of range, or a row that continues a sequence reads no state.
+    #[error("{request:?} reads state slot {read:?} and writes {write}, the pool has {limit}")]
+    StateSlot {
+        /// Request of the row.
+        request: RequestId,
+        /// Slot that the row reads; `None` = the row starts with the initial state.
+        read: Option<u32>,
+        /// Slot that the row writes.
+        write: u32,
+        /// Number of state slots.
+        limit: usize,
     },
     /// The batch has more tokens than the maximum per step.
     #[error("{tokens} tokens, at most {limit} per step")]

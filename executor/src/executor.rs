@@ -17,7 +17,7 @@ use crate::{
 use models::sharding::{ParallelRanks, UnevenSplitError};
 use models::{
     ForwardError, KvGrouping, LoadedModel, ModelLoadError, ModelLoadOptions, kv_layout, kv_spec,
-    load_eagle3, load_model,
+    load_eagle3, load_model, state_layout,
 };
 use ops::{BatchUpperBounds, DType, Ops, StepShape};
 use protocol::{
@@ -283,6 +283,11 @@ impl Executor {
         self.spec.blocks_of_request(self.config.settings.kv_tokens_min, self.tokens_in_flight())
     }
 
+    /// Number of state slots; 0 = the model has no recurrent state.
+    fn state_slots(&self) -> usize {
+        self.spec.state_slots(self.config.settings.max_num_seqs) as usize
+    }
+
     /// Returns an error if a pool of `blocks` blocks is too small for a request of `kv_tokens_min` tokens.
     fn check_kv_blocks(&self, blocks: u32) -> Result<(), ExecutorError> {
         let settings = &self.config.settings;
@@ -298,12 +303,14 @@ impl Executor {
         if !self.model.ops.device().captures_graphs() {
             let settings = &self.config.settings;
             let ranks = settings.ranks_on_host.into();
-            let blocks = kv_sizing::blocks(kv, memory.free_bytes, block_bytes, ranks);
+            let states = self.state_slots() as u64 * self.spec.bytes_per_state_slot();
+            let free = memory.free_bytes.saturating_sub(states.saturating_mul(ranks));
+            let blocks = kv_sizing::blocks(kv, free, block_bytes, ranks);
             kv_sizing::check_host(blocks, block_bytes, ranks, memory)?;
             if matches!(kv, KvCacheSize::Auto) {
                 let needed = self.kv_blocks_min();
                 let tokens = settings.kv_tokens_min;
-                kv_sizing::check_share(blocks, block_bytes, needed, memory.free_bytes, tokens)?;
+                kv_sizing::check_share(blocks, block_bytes, needed, free, tokens)?;
             }
             return Ok(blocks);
         }
@@ -435,6 +442,10 @@ impl Executor {
         let kv = layout(model, &self.kv_grouping)?;
         let draft_layout = |draft| layout(draft, &KvGrouping::single(draft));
         let draft_kv = draft.as_ref().map(draft_layout).transpose()?;
+        let states = state_layout(model, &self.kv_grouping, self.state_slots(), &self.ranks);
+        let states = states.map_err(uneven_heads_error)?;
+        let free = self.model.ops.mem_info().free_bytes;
+        kv_sizing::check_states(states.as_ref(), free)?;
         let tables =
             BlockTableLimits::of_groups(&self.spec, *max_model_len, self.most_tokens_in_flight());
         let limits = StepLimits {
@@ -443,14 +454,17 @@ impl Executor {
             block_tokens: *block_tokens,
             groups: tables.len(),
             table_update_entries: tables.iter().map(|group| group.update_entries).sum(),
+            state_slots: states.map_or(0, |states| states.slots),
             vocab: model.vocab,
             hidden: draft.as_ref().map_or(model, |draft| draft).hidden,
             speculation: self.config.settings.speculative,
             split_decode_rows: device.captures_graphs(),
         };
         let (logits_rows, top) = (self.max_logits_rows(), self.max_top_logprobs());
-        let size = StepStateSize { kv, draft_kv, limits, longest, logits_rows, top_logprobs: top };
-        StepState::new(&self.model.ops, self.config.settings.epoch, size, tables)
+        let top_logprobs = top;
+        let size =
+            StepStateSize { kv, states, draft_kv, limits, longest, logits_rows, top_logprobs };
+        StepState::new(&self.model.ops, self.config.settings.epoch, &size, tables)
     }
 }
 
@@ -513,7 +527,7 @@ fn combined_kv_spec(
     let mut spec = of(&config.model, grouping)?;
     if let Some(draft) = &config.draft {
         let draft_bytes = of(draft, &KvGrouping::single(draft))?.bytes_per_block();
-        for group in &mut spec.groups {
+        for group in spec.groups.iter_mut().filter(|group| !group.kind.is_state()) {
             group.bytes_per_block += draft_bytes;
         }
     }

@@ -2,6 +2,7 @@
 
 use crate::{ExecutorError, KvCacheSize};
 use device::MemInfo;
+use ops::RecurrentStateLayout;
 
 /// Memory of a GPU after the warm-up passes, in bytes, from which the KV cache size is computed.
 #[derive(Debug, Clone, Copy)]
@@ -91,6 +92,20 @@ pub(crate) fn check_host(
     if is_known && needed > host.total_bytes {
         let (free, total) = (host.free_bytes, host.total_bytes);
         return Err(ExecutorError::KvTooLarge { needed, free, total });
+    }
+    Ok(())
+}
+
+/// Returns an error if the recurrent states of all state slots need more than `free` bytes.
+pub(crate) fn check_states(
+    states: Option<&RecurrentStateLayout>,
+    free: u64,
+) -> Result<(), ExecutorError> {
+    let Some(states) = states else { return Ok(()) };
+    let (slots, needed) = (states.slots, states.bytes() as u64);
+    let is_known = free > 0;
+    if is_known && needed > free {
+        return Err(ExecutorError::StatesTooLarge { slots, needed, free });
     }
     Ok(())
 }
@@ -186,5 +201,26 @@ mod tests {
         let text = check(4, 5, 16, 65).unwrap_err().to_string();
         assert!(text.contains("the pool has 4 KV blocks of 16 tokens, 65 tokens"), "{text}");
         assert!(text.contains("need 5"), "{text}");
+    }
+
+    #[test]
+    fn states_larger_than_the_memory_are_rejected() {
+        let layout = RecurrentStateLayout {
+            layers: 3,
+            slots: 5,
+            key_heads: 1,
+            value_heads: 2,
+            key_dim: 128,
+            value_dim: 128,
+            conv_width: 4,
+        };
+        let needed = layout.bytes() as u64;
+        assert_eq!(needed, 3 * 5 * (2 * 128 * 128 * 4 + 3 * 512 * 4));
+        for free in [0, needed, needed + 1] {
+            assert!(check_states(Some(&layout), free).is_ok(), "{free}");
+        }
+        let text = check_states(Some(&layout), needed - 1).unwrap_err().to_string();
+        assert!(text.contains("5 state slots") && text.contains("--max-num-seqs"), "{text}");
+        assert!(check_states(None, 1).is_ok());
     }
 }

@@ -3,8 +3,8 @@
 use crate::ExecutorError;
 use protocol::{
     Batch, BatchRow, BlockId, BlockTableUpdate, Epoch, ExecutorSettings, KvSpec, RequestId,
-    RowInput, SamplingParams, SequenceInit, SequenceSlot, StepCost, StepId, StepLaunchMode,
-    StepOutput, ThinVec,
+    RowInput, SamplingParams, SequenceInit, SequenceSlot, StateSlot, StateSlotAccess, StepCost,
+    StepId, StepLaunchMode, StepOutput, ThinVec,
 };
 use std::time::Instant;
 
@@ -33,8 +33,13 @@ pub(crate) fn warm_up_passes(
 
 /// Number of KV blocks that the largest pass needs, in all KV groups together.
 pub(crate) fn blocks(passes: &[Vec<u32>], spec: &KvSpec) -> u32 {
-    let of_row = |len: &u32| len.div_ceil(spec.block_tokens) * spec.groups.len() as u32;
+    let of_row = |len: &u32| len.div_ceil(spec.block_tokens) * block_groups(spec);
     passes.iter().map(|rows| rows.iter().map(of_row).sum()).max().unwrap_or(0)
+}
+
+/// Number of KV groups that have blocks; state groups, which have none, follow them.
+fn block_groups(spec: &KvSpec) -> u32 {
+    spec.groups.iter().filter(|group| !group.kind.is_state()).count() as u32
 }
 
 /// Runs each pass with `step` and fits the step cost model to the measured times. The first run of a pass may
@@ -85,6 +90,13 @@ fn fit_step_cost(measured: &[WarmUpPass]) -> StepCost {
     StepCost { fixed_ns: measured.iter().map(fixed).max().unwrap_or(0), per_token_ns }
 }
 
+/// State slots of a row that starts a sequence: each row writes a slot of its own.
+fn state_slots(spec: &KvSpec, seq_slot: u32) -> ThinVec<StateSlotAccess> {
+    let groups = (0..).zip(&spec.groups).filter(|(_, group)| group.kind.is_state());
+    let write = StateSlot(seq_slot);
+    groups.map(|(group, _)| StateSlotAccess { group, read: None, write }).collect()
+}
+
 /// Returns a batch with one row for each length in `lens`. Every row samples with temperature, top-p and
 /// log-probabilities, so that the measured cost includes them.
 fn batch(lens: &[u32], spec: &KvSpec, step: StepId) -> Batch {
@@ -102,7 +114,7 @@ fn batch(lens: &[u32], spec: &KvSpec, step: StepId) -> Batch {
             next_block = end;
             BlockTableUpdate { group, first_entry: 0, blocks }
         };
-        let table_updates: ThinVec<_> = (0..spec.groups.len() as u8).map(&mut table).collect();
+        let table_updates: ThinVec<_> = (0..block_groups(spec) as u8).map(&mut table).collect();
         let key = u64::from(seq_slot);
         let init = SequenceInit {
             sampling: sampling.clone(),
@@ -121,7 +133,7 @@ fn batch(lens: &[u32], spec: &KvSpec, step: StepId) -> Batch {
             masked: false,
             input: RowInput::Tokens(vec![0; len as usize].into()),
             table_updates,
-            state_slots: protocol::ThinVec::new(),
+            state_slots: state_slots(spec, seq_slot),
             next_token: None,
             seq_init: Some(Box::new(init)),
         }

@@ -9,20 +9,22 @@ use protocol::KvKind;
 /// whichever group a block is allocated to stores its layers in it. The layers that attend to the whole context
 /// are group 0, and the layers with a sliding window follow in groups of the same size, so that the blocks of
 /// keys before the window can be freed. vLLM's hybrid KV cache manager forms groups by a similar rule
-/// (`_get_kv_cache_groups_uniform_page_size`).
+/// (`_get_kv_cache_groups_uniform_page_size`). Layers with recurrent state are a state group after these groups; they
+/// have no blocks.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct KvGrouping {
     kinds: Vec<KvKind>,
     layers: Vec<KvLayerIndex>,
     pool_layers: usize,
+    state_layers: usize,
 }
 
-/// KV group and pool layer that have the keys and values of a layer.
+/// KV group and pool layer that have the keys and values, or the recurrent state, of a layer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct KvLayerIndex {
     /// KV group, whose block tables the layer uses.
     pub group: usize,
-    /// Layer of the KV pool.
+    /// Layer of the KV pool, or of the state pool.
     pub layer: usize,
 }
 
@@ -39,7 +41,18 @@ impl KvGrouping {
     #[must_use]
     pub fn single(config: &ModelConfig) -> Self {
         let kind = if config.mla.is_some() { KvKind::Mla } else { KvKind::Full };
-        Self::one_group(config.kv_layers(), kind)
+        let mut grouping = Self::one_group(config.kv_layers(), kind);
+        let is_recurrent = |layer: &usize| config.is_recurrent(*layer);
+        let (recurrent, with_keys): (Vec<usize>, Vec<usize>) =
+            (0..config.kv_layers()).partition(is_recurrent);
+        for (group, layers) in [with_keys, recurrent].iter().enumerate() {
+            for (index, &layer) in layers.iter().enumerate() {
+                grouping.layers[layer] = KvLayerIndex { group, layer: index };
+            }
+        }
+        grouping.state_layers = grouping.layers.iter().filter(|place| place.group > 0).count();
+        grouping.pool_layers -= grouping.state_layers;
+        grouping
     }
 
     /// Groups the layers of a model for requests of up to `max_positions` tokens. A window of this length has
@@ -74,6 +87,7 @@ impl KvGrouping {
             kinds: vec![KvKind::Full],
             layers: vec![KvLayerIndex { group: 0, layer: 0 }; config.kv_layers()],
             pool_layers,
+            state_layers: 0,
         };
         for (index, layer) in full.into_iter().enumerate() {
             grouping.layers[layer].layer = index;
@@ -93,10 +107,11 @@ impl KvGrouping {
             kinds: vec![kind],
             layers: (0..layers).map(|layer| KvLayerIndex { group: 0, layer }).collect(),
             pool_layers: layers,
+            state_layers: 0,
         }
     }
 
-    /// Kind of each group.
+    /// Kind of each group that has blocks.
     #[must_use]
     pub fn kinds(&self) -> &[KvKind] {
         &self.kinds
@@ -106,6 +121,12 @@ impl KvGrouping {
     #[must_use]
     pub fn pool_layers(&self) -> usize {
         self.pool_layers
+    }
+
+    /// Number of layers with recurrent state. If there are such layers, they are the group after those of `kinds`.
+    #[must_use]
+    pub fn state_layers(&self) -> usize {
+        self.state_layers
     }
 
     /// Returns the place of layer `layer`: a decoder layer, or an MTP module after the decoder layers.
@@ -133,7 +154,7 @@ fn group_size(full: usize, windowed: usize) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::LayerAttentionConfig;
+    use crate::config::{GatedDeltaConfig, LayerAttentionConfig};
     use serde_json::json;
     use std::path::Path;
 
@@ -198,5 +219,27 @@ mod tests {
     fn groups_are_numbered_with_8_bits() {
         let grouping = KvGrouping::new(&config(&format!("f{}", "w".repeat(600))), 64, false);
         assert_eq!((grouping.kinds().len(), grouping.pool_layers()), (201, 3));
+    }
+
+    #[test]
+    fn recurrent_layers_are_a_group_of_their_own() {
+        let mut config = config("ffffffff");
+        let layers = (0..8).map(|i| i % 4 != 3).collect();
+        config.gated_delta = Some(GatedDeltaConfig {
+            key_heads: 1,
+            value_heads: 2,
+            key_dim: 16,
+            value_dim: 16,
+            conv_width: 4,
+            layers,
+            grouped_rows: false,
+        });
+        let grouping = KvGrouping::new(&config, 64, false);
+        assert_eq!((grouping.kinds(), grouping.pool_layers()), (&[KvKind::Full][..], 2));
+        assert_eq!(grouping.state_layers(), 6);
+        let of_group = |group| grouping.layers_of(group).collect::<Vec<_>>();
+        assert_eq!((of_group(0), of_group(1)), (vec![3, 7], vec![0, 1, 2, 4, 5, 6]));
+        assert_eq!(grouping.layer(4), KvLayerIndex { group: 1, layer: 3 });
+        assert_eq!(grouping.layer(7), KvLayerIndex { group: 0, layer: 1 });
     }
 }

@@ -25,6 +25,7 @@ mod phi3;
 mod qwen2;
 mod qwen3;
 mod qwen3_moe;
+mod qwen3_next;
 pub mod sharding;
 pub mod support;
 pub mod synth;
@@ -41,6 +42,6 @@ pub use load::{LoadFormat, ModelLoadOptions, load_eagle3, load_model};
 pub use manifest::manifest;
 pub use model::{
     ExpertExchangeMethod, ForwardContext, ForwardObserver, LoadedModel, Model, MtpModel, kv_layout,
-    kv_spec,
+    kv_spec, state_layout,
 };
 pub use weights::{LoadProgressCallback, Weights, check_split, tensor_locations};

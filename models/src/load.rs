@@ -10,6 +10,7 @@ use crate::phi3::Phi3Model;
 use crate::qwen2::Qwen2Model;
 use crate::qwen3::Qwen3Model;
 use crate::qwen3_moe::{Qwen2MoeModel, Qwen3MoeModel};
+use crate::qwen3_next::Qwen3NextModel;
 use crate::sharding::ParallelRanks;
 use crate::weight_table::tensors;
 use crate::weights::{WeightLoadObserver, WeightLoadTarget, WeightSource, check_split};
@@ -103,6 +104,11 @@ pub fn load_model(
         ModelArchitecture::Qwen3Moe | ModelArchitecture::Qwen3VlMoe => {
             Qwen3MoeModel::load(config, &w)?
         }
+        ModelArchitecture::Qwen3Next
+        | ModelArchitecture::Qwen35
+        | ModelArchitecture::Qwen35Multimodal
+        | ModelArchitecture::Qwen35Moe
+        | ModelArchitecture::Qwen35MoeMultimodal => Qwen3NextModel::load(config, &w)?,
         ModelArchitecture::DeepseekV2 | ModelArchitecture::DeepseekV3 => {
             DeepseekModel::load(config, &w)?
         }

@@ -7,7 +7,7 @@ use crate::{AuxHiddenStateCollector, ExpertLoadStats, ForwardError, KvGrouping, 
 use collectives::ParallelGroup;
 use ops::{
     DType, DeviceBatchMetadata, ExpertRouting, KvLayout, KvPool, KvPoolLayout, KvTileOrder,
-    MlaKvLayout, OpError, Ops, Tensor,
+    MlaKvLayout, OpError, Ops, RecurrentStateLayout, Tensor,
 };
 use protocol::{KvGroup, KvKind, KvSpec};
 use std::fmt;
@@ -151,12 +151,40 @@ pub fn kv_spec(
     let layout = kv_layout(config, grouping, dtype, blocks, block_tokens as usize, order, ranks)?;
     let bytes_per_block =
         (layout.bytes_per_block() + config.boundary_state_channels() * dtype.bytes()) as u64;
-    let group = |(group, &kind): (usize, &KvKind)| {
-        let layers = grouping.layers_of(group).map(|layer| layer as u16).collect();
-        KvGroup { layers, kind, bytes_per_block }
+    let layers_of = |group| grouping.layers_of(group).map(|layer| layer as u16).collect();
+    let group = |(group, &kind): (usize, &KvKind)| KvGroup {
+        layers: layers_of(group),
+        kind,
+        bytes_per_block,
     };
-    let groups = grouping.kinds().iter().enumerate().map(group).collect();
+    let mut groups: Vec<KvGroup> = grouping.kinds().iter().enumerate().map(group).collect();
+    if let Some(states) = state_layout(config, grouping, 1, ranks)? {
+        let bytes_per_slot = states.bytes_per_slot() as u64;
+        let kind = KvKind::State { slots_per_request: 1, bytes_per_slot };
+        groups.push(KvGroup { layers: layers_of(groups.len()), kind, bytes_per_block: 0 });
+    }
     Ok(KvSpec { block_tokens, groups })
+}
+
+/// Returns the layout of the recurrent states with `slots` state slots; `None` if no layer has a recurrent state.
+pub fn state_layout(
+    config: &ModelConfig,
+    grouping: &KvGrouping,
+    slots: usize,
+    ranks: &ParallelRanks,
+) -> Result<Option<RecurrentStateLayout>, UnevenSplitError> {
+    let layers = grouping.state_layers();
+    let Some(delta) = config.gated_delta.as_ref().filter(|_| layers > 0) else { return Ok(None) };
+    let key_heads = ranks.key_heads(delta)?.len();
+    Ok(Some(RecurrentStateLayout {
+        layers,
+        slots,
+        key_heads,
+        value_heads: key_heads * delta.heads_per_key(),
+        key_dim: delta.key_dim,
+        value_dim: delta.value_dim,
+        conv_width: delta.conv_width,
+    }))
 }
 
 /// Returns the layout of the KV pool with `blocks` blocks of `block_tokens` tokens, which all groups of

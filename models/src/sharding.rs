@@ -6,6 +6,7 @@
 //! and the number of ranks is returned.
 
 use crate::ModelConfig;
+use crate::config::GatedDeltaConfig;
 use ops::VocabShard;
 use std::ops::Range;
 
@@ -45,6 +46,10 @@ pub enum AttentionHeadKind {
     MlaKvUp,
     /// Attention sinks: one row per query head.
     Sink,
+    /// Query heads with the gates of their outputs.
+    GatedQuery,
+    /// Value heads of a gated delta net: one row per head.
+    DeltaValue,
 }
 
 /// Group of input channels that a row-parallel split does not separate.
@@ -54,6 +59,8 @@ pub enum SplitUnit {
     Channel,
     /// All value channels of an attention head, which remain on one rank.
     Head,
+    /// All value channels of a key head of a gated delta net.
+    DeltaKeyHead,
 }
 
 /// Index of a rank on one parallel axis, and number of ranks on this axis.
@@ -149,6 +156,14 @@ impl ParallelRanks {
         Ok(head..head + 1)
     }
 
+    /// Range of the key heads of a gated delta net that this rank computes.
+    pub(crate) fn key_heads(
+        &self,
+        delta: &GatedDeltaConfig,
+    ) -> Result<Range<usize>, UnevenSplitError> {
+        self.tp.share("linear_num_key_heads", delta.key_heads)
+    }
+
     /// Range of the vocabulary rows on this rank, and number of zero rows that are appended to them.
     #[must_use]
     pub fn vocab(&self, vocab: usize) -> (Range<usize>, usize) {
@@ -188,6 +203,10 @@ impl ShardSpec {
         let whole = WeightSlice { rows: 0..rows, cols: 0..cols, padding: 0 };
         let scaled = |r: Range<usize>, dim: usize| r.start * dim..r.end * dim;
         let heads = |r: Range<usize>| scaled(r, config.head_dim);
+        let delta_heads = |each: fn(&GatedDeltaConfig) -> usize| match &config.gated_delta {
+            Some(delta) => Ok(scaled(ranks.key_heads(delta)?, each(delta))),
+            None => Ok(0..0),
+        };
         let is_ep = ranks.ep.size > 1;
         Ok(match self {
             Self::Replicated => whole,
@@ -207,6 +226,17 @@ impl ShardSpec {
             }
             Self::Heads(AttentionHeadKind::Sink) => {
                 WeightSlice { rows: ranks.query_heads(config)?, ..whole }
+            }
+            Self::Heads(AttentionHeadKind::GatedQuery) => WeightSlice {
+                rows: scaled(ranks.query_heads(config)?, 2 * config.head_dim),
+                ..whole
+            },
+            Self::Heads(AttentionHeadKind::DeltaValue) => {
+                WeightSlice { rows: delta_heads(GatedDeltaConfig::heads_per_key)?, ..whole }
+            }
+            Self::Rows(SplitUnit::DeltaKeyHead) => {
+                let channels = |delta: &GatedDeltaConfig| delta.heads_per_key() * delta.value_dim;
+                WeightSlice { cols: delta_heads(channels)?, ..whole }
             }
             Self::ExpertCols | Self::ExpertRows | Self::ExpertFirstRank if is_ep => whole,
             Self::FirstRankOnly | Self::ExpertFirstRank if ranks.tp.rank == 0 => whole,

@@ -9,6 +9,8 @@ pub enum AttentionKind {
     Gqa,
     /// Multi-head latent attention with a compressed KV cache.
     Mla,
+    /// Gated delta nets with recurrent state, and grouped-query attention in some layers.
+    GatedDelta,
 }
 
 /// Strongest evidence that the kernels of an architecture work on AMD GPUs. No AMD GPU has run them.
@@ -59,6 +61,7 @@ const UNCAPPED: &str = "`final_logit_softcapping`: null";
 const DENSE_GRANITE: &str = "`num_local_experts`: 0; `layer_types`: `attention` in every layer";
 const MXFP4_EXPERTS: &str =
     "MXFP4 experts (`quant_method`: `mxfp4`) are dequantised when they are loaded on CPUs";
+const NO_DRAFTS: &str = "no speculative decoding; MTP modules are not loaded";
 const FULL_ROPE: &str =
     "`rope_scaling`: `linear`, `llama3` and `yarn`; no partial rotary embedding";
 
@@ -77,6 +80,13 @@ const DEEPSEEK: ArchitectureSupport = ArchitectureSupport {
     attention: AttentionKind::Mla,
     has_experts: true,
     formats: Fp8Support { fp8_weights: true, fp8_kv_cache: false },
+    ..DENSE
+};
+
+const HYBRID: ArchitectureSupport = ArchitectureSupport {
+    attention: AttentionKind::GatedDelta,
+    amd: AmdEvidence::Sources,
+    limits: &[NO_DRAFTS],
     ..DENSE
 };
 
@@ -175,6 +185,28 @@ impl ModelArchitecture {
                 limits: &[MXFP4_EXPERTS, FULL_ROPE],
                 amd: AmdEvidence::Sources,
                 ..DENSE
+            },
+            Self::Qwen3Next => ArchitectureSupport {
+                examples: &["Qwen3-Next-80B-A3B", "Qwen3-Coder-Next"],
+                has_experts: true,
+                ..HYBRID
+            },
+            Self::Qwen35 => ArchitectureSupport { examples: &["Qwen3.5 (text only)"], ..HYBRID },
+            Self::Qwen35Multimodal => ArchitectureSupport {
+                examples: &["Qwen3.5-0.8B to 27B", "Qwen3.6-27B"],
+                limits: &[TEXT_PART, NO_DRAFTS],
+                ..HYBRID
+            },
+            Self::Qwen35Moe => ArchitectureSupport {
+                examples: &["Qwen3.5-MoE (text only)"],
+                has_experts: true,
+                ..HYBRID
+            },
+            Self::Qwen35MoeMultimodal => ArchitectureSupport {
+                examples: &["Qwen3.5-35B-A3B, 122B-A10B, 397B-A17B", "Qwen3.6-35B-A3B"],
+                has_experts: true,
+                limits: &[TEXT_PART, NO_DRAFTS],
+                ..HYBRID
             },
             Self::LlamaEagle3 => ArchitectureSupport {
                 examples: &["EAGLE3-LLaMA3.1", "Qwen3 EAGLE-3 heads"],

@@ -115,6 +115,10 @@ enum WeightScope {
     Top,
     /// Weight of every decoder layer, with the name prefix `model.layers.{i}.`
     Layer,
+    /// Weight of layers with attention, with the name prefix `model.layers.{i}.`
+    Attention,
+    /// Weight of gated delta net layers, with the name prefix `model.layers.{i}.`
+    Delta,
     /// Weight of layers with a dense MLP, with the name prefix `model.layers.{i}.`
     Dense,
     /// Weight of layers with experts, with the name prefix `model.layers.{i}.`
@@ -155,25 +159,38 @@ const TABLE: &[WeightTableEntry] = &[
     (WeightScope::Layer, "post_attention_layernorm.weight", &[WeightDim::Hidden], ShardSpec::Replicated, SynthDistribution::Norm, always),
     (WeightScope::Layer, "pre_feedforward_layernorm.weight", &[WeightDim::Hidden], ShardSpec::Replicated, SynthDistribution::Norm, |c| c.norm_placement() == NormPlacement::Both),
     (WeightScope::Layer, "post_feedforward_layernorm.weight", &[WeightDim::Hidden], ShardSpec::Replicated, SynthDistribution::Norm, has_output_norms),
-    (WeightScope::Layer, "self_attn.q_proj.weight", &[WeightDim::Query, WeightDim::AttentionInput], ShardSpec::Heads(AttentionHeadKind::Query), SynthDistribution::Linear, |c| !has_q_lora(c)),
-    (WeightScope::Layer, "self_attn.k_proj.weight", &[WeightDim::KeyValue, WeightDim::AttentionInput], ShardSpec::Heads(AttentionHeadKind::KeyValue), SynthDistribution::Linear, |c| c.mla.is_none()),
-    (WeightScope::Layer, "self_attn.v_proj.weight", &[WeightDim::KeyValue, WeightDim::AttentionInput], ShardSpec::Heads(AttentionHeadKind::KeyValue), SynthDistribution::Linear, |c| c.mla.is_none()),
-    (WeightScope::Layer, "self_attn.q_a_proj.weight", &[WeightDim::QLoraRank, WeightDim::Hidden], ShardSpec::Replicated, SynthDistribution::Linear, has_q_lora),
-    (WeightScope::Layer, "self_attn.q_a_layernorm.weight", &[WeightDim::QLoraRank], ShardSpec::Replicated, SynthDistribution::Norm, has_q_lora),
-    (WeightScope::Layer, "self_attn.q_b_proj.weight", &[WeightDim::Query, WeightDim::QLoraRank], ShardSpec::Heads(AttentionHeadKind::Query), SynthDistribution::Linear, has_q_lora),
-    (WeightScope::Layer, "self_attn.kv_a_proj_with_mqa.weight", &[WeightDim::KvLoraRankPlusRope, WeightDim::Hidden], ShardSpec::Replicated, SynthDistribution::Linear, |c| c.mla.is_some()),
-    (WeightScope::Layer, "self_attn.kv_a_layernorm.weight", &[WeightDim::KvLoraRank], ShardSpec::Replicated, SynthDistribution::Norm, |c| c.mla.is_some()),
-    (WeightScope::Layer, "self_attn.kv_b_proj.weight", &[WeightDim::MlaKvUp, WeightDim::KvLoraRank], ShardSpec::Heads(AttentionHeadKind::MlaKvUp), SynthDistribution::Linear, |c| c.mla.is_some()),
-    (WeightScope::Layer, "self_attn.o_proj.weight", &[WeightDim::Hidden, WeightDim::Value], ShardSpec::Rows(SplitUnit::Head), SynthDistribution::Linear, always),
-    (WeightScope::Layer, "self_attn.q_proj.bias", &[WeightDim::Query], ShardSpec::Heads(AttentionHeadKind::Query), SynthDistribution::Bias, |c| c.qkv_bias),
-    (WeightScope::Layer, "self_attn.k_proj.bias", &[WeightDim::KeyValue], ShardSpec::Heads(AttentionHeadKind::KeyValue), SynthDistribution::Bias, |c| c.qkv_bias),
-    (WeightScope::Layer, "self_attn.v_proj.bias", &[WeightDim::KeyValue], ShardSpec::Heads(AttentionHeadKind::KeyValue), SynthDistribution::Bias, |c| c.qkv_bias),
-    (WeightScope::Layer, "self_attn.o_proj.bias", &[WeightDim::Hidden], ShardSpec::FirstRankOnly, SynthDistribution::Bias, |c| c.out_bias),
-    (WeightScope::Layer, "self_attn.q_norm.weight", &[WeightDim::Head], ShardSpec::Replicated, SynthDistribution::Norm, ModelConfig::qk_norm),
-    (WeightScope::Layer, "self_attn.k_norm.weight", &[WeightDim::Head], ShardSpec::Replicated, SynthDistribution::Norm, ModelConfig::qk_norm),
-    (WeightScope::Layer, "self_attn.q_norm.weight", &[WeightDim::Query], ShardSpec::Heads(AttentionHeadKind::Query), SynthDistribution::Norm, ModelConfig::full_qk_norm),
-    (WeightScope::Layer, "self_attn.k_norm.weight", &[WeightDim::KeyValue], ShardSpec::Heads(AttentionHeadKind::KeyValue), SynthDistribution::Norm, ModelConfig::full_qk_norm),
-    (WeightScope::Layer, "self_attn.sinks", &[WeightDim::QueryHeads], ShardSpec::Heads(AttentionHeadKind::Sink), SynthDistribution::Sink, ModelConfig::has_sinks),
+    (WeightScope::Attention, "self_attn.q_proj.weight", &[WeightDim::Query, WeightDim::AttentionInput], ShardSpec::Heads(AttentionHeadKind::Query), SynthDistribution::Linear, |c| !has_q_lora(c) && !c.has_output_gate()),
+    (WeightScope::Attention, "self_attn.q_proj.weight", &[WeightDim::GatedQuery, WeightDim::AttentionInput], ShardSpec::Heads(AttentionHeadKind::GatedQuery), SynthDistribution::Linear, ModelConfig::has_output_gate),
+    (WeightScope::Attention, "self_attn.k_proj.weight", &[WeightDim::KeyValue, WeightDim::AttentionInput], ShardSpec::Heads(AttentionHeadKind::KeyValue), SynthDistribution::Linear, |c| c.mla.is_none()),
+    (WeightScope::Attention, "self_attn.v_proj.weight", &[WeightDim::KeyValue, WeightDim::AttentionInput], ShardSpec::Heads(AttentionHeadKind::KeyValue), SynthDistribution::Linear, |c| c.mla.is_none()),
+    (WeightScope::Attention, "self_attn.q_a_proj.weight", &[WeightDim::QLoraRank, WeightDim::Hidden], ShardSpec::Replicated, SynthDistribution::Linear, has_q_lora),
+    (WeightScope::Attention, "self_attn.q_a_layernorm.weight", &[WeightDim::QLoraRank], ShardSpec::Replicated, SynthDistribution::Norm, has_q_lora),
+    (WeightScope::Attention, "self_attn.q_b_proj.weight", &[WeightDim::Query, WeightDim::QLoraRank], ShardSpec::Heads(AttentionHeadKind::Query), SynthDistribution::Linear, has_q_lora),
+    (WeightScope::Attention, "self_attn.kv_a_proj_with_mqa.weight", &[WeightDim::KvLoraRankPlusRope, WeightDim::Hidden], ShardSpec::Replicated, SynthDistribution::Linear, |c| c.mla.is_some()),
+    (WeightScope::Attention, "self_attn.kv_a_layernorm.weight", &[WeightDim::KvLoraRank], ShardSpec::Replicated, SynthDistribution::Norm, |c| c.mla.is_some()),
+    (WeightScope::Attention, "self_attn.kv_b_proj.weight", &[WeightDim::MlaKvUp, WeightDim::KvLoraRank], ShardSpec::Heads(AttentionHeadKind::MlaKvUp), SynthDistribution::Linear, |c| c.mla.is_some()),
+    (WeightScope::Attention, "self_attn.o_proj.weight", &[WeightDim::Hidden, WeightDim::Value], ShardSpec::Rows(SplitUnit::Head), SynthDistribution::Linear, always),
+    (WeightScope::Attention, "self_attn.q_proj.bias", &[WeightDim::Query], ShardSpec::Heads(AttentionHeadKind::Query), SynthDistribution::Bias, |c| c.qkv_bias),
+    (WeightScope::Attention, "self_attn.k_proj.bias", &[WeightDim::KeyValue], ShardSpec::Heads(AttentionHeadKind::KeyValue), SynthDistribution::Bias, |c| c.qkv_bias),
+    (WeightScope::Attention, "self_attn.v_proj.bias", &[WeightDim::KeyValue], ShardSpec::Heads(AttentionHeadKind::KeyValue), SynthDistribution::Bias, |c| c.qkv_bias),
+    (WeightScope::Attention, "self_attn.o_proj.bias", &[WeightDim::Hidden], ShardSpec::FirstRankOnly, SynthDistribution::Bias, |c| c.out_bias),
+    (WeightScope::Attention, "self_attn.q_norm.weight", &[WeightDim::Head], ShardSpec::Replicated, SynthDistribution::Norm, ModelConfig::qk_norm),
+    (WeightScope::Attention, "self_attn.k_norm.weight", &[WeightDim::Head], ShardSpec::Replicated, SynthDistribution::Norm, ModelConfig::qk_norm),
+    (WeightScope::Attention, "self_attn.q_norm.weight", &[WeightDim::Query], ShardSpec::Heads(AttentionHeadKind::Query), SynthDistribution::Norm, ModelConfig::full_qk_norm),
+    (WeightScope::Attention, "self_attn.k_norm.weight", &[WeightDim::KeyValue], ShardSpec::Heads(AttentionHeadKind::KeyValue), SynthDistribution::Norm, ModelConfig::full_qk_norm),
+    (WeightScope::Attention, "self_attn.sinks", &[WeightDim::QueryHeads], ShardSpec::Heads(AttentionHeadKind::Sink), SynthDistribution::Sink, ModelConfig::has_sinks),
+
+    (WeightScope::Delta, "linear_attn.in_proj_qkvz.weight", &[WeightDim::DeltaQkvz, WeightDim::Hidden], ShardSpec::Replicated, SynthDistribution::Linear, has_grouped_rows),
+    (WeightScope::Delta, "linear_attn.in_proj_ba.weight", &[WeightDim::TwoDeltaHeads, WeightDim::Hidden], ShardSpec::Replicated, SynthDistribution::Linear, has_grouped_rows),
+    (WeightScope::Delta, "linear_attn.in_proj_qkv.weight", &[WeightDim::DeltaConv, WeightDim::Hidden], ShardSpec::Replicated, SynthDistribution::Linear, |c| !has_grouped_rows(c)),
+    (WeightScope::Delta, "linear_attn.in_proj_z.weight", &[WeightDim::DeltaValue, WeightDim::Hidden], ShardSpec::Replicated, SynthDistribution::Linear, |c| !has_grouped_rows(c)),
+    (WeightScope::Delta, "linear_attn.in_proj_b.weight", &[WeightDim::DeltaHeads, WeightDim::Hidden], ShardSpec::Replicated, SynthDistribution::Linear, |c| !has_grouped_rows(c)),
+    (WeightScope::Delta, "linear_attn.in_proj_a.weight", &[WeightDim::DeltaHeads, WeightDim::Hidden], ShardSpec::Replicated, SynthDistribution::Linear, |c| !has_grouped_rows(c)),
+    (WeightScope::Delta, "linear_attn.conv1d.weight", &[WeightDim::DeltaConv, WeightDim::One, WeightDim::ConvWidth], ShardSpec::Replicated, SynthDistribution::Embedding, always),
+    (WeightScope::Delta, "linear_attn.A_log", &[WeightDim::DeltaHeads], ShardSpec::Heads(AttentionHeadKind::DeltaValue), SynthDistribution::Embedding, always),
+    (WeightScope::Delta, "linear_attn.dt_bias", &[WeightDim::DeltaHeads], ShardSpec::Heads(AttentionHeadKind::DeltaValue), SynthDistribution::Bias, always),
+    (WeightScope::Delta, "linear_attn.norm.weight", &[WeightDim::DeltaHead], ShardSpec::Replicated, SynthDistribution::UncentredNorm, always),
+    (WeightScope::Delta, "linear_attn.out_proj.weight", &[WeightDim::Hidden, WeightDim::DeltaValue], ShardSpec::Rows(SplitUnit::DeltaKeyHead), SynthDistribution::Linear, always),
 
     (WeightScope::Dense, "mlp.gate_proj.weight", &[WeightDim::Intermediate, WeightDim::Hidden], ShardSpec::Cols, SynthDistribution::Linear, always),
     (WeightScope::Dense, "mlp.up_proj.weight", &[WeightDim::Intermediate, WeightDim::Hidden], ShardSpec::Cols, SynthDistribution::Linear, always),
@@ -241,6 +258,11 @@ fn has_q_lora(config: &ModelConfig) -> bool {
     config.mla.is_some_and(|mla| mla.q_lora_rank.is_some())
 }
 
+/// Whether the rows of the input projections of gated delta nets are grouped by key head.
+fn has_grouped_rows(config: &ModelConfig) -> bool {
+    config.gated_delta.as_ref().is_some_and(|delta| delta.grouped_rows)
+}
+
 fn has_fc_norm(config: &ModelConfig) -> bool {
     config.eagle.is_some_and(|eagle| eagle.fc_norm)
 }
@@ -286,7 +308,9 @@ pub fn tensors(config: &ModelConfig) -> Vec<TensorSpec> {
 fn eagle_tensors(config: &ModelConfig) -> Vec<TensorSpec> {
     let [midlayer, _] = MIDLAYER;
     let mut specs: Vec<TensorSpec> = specs_in(config, WeightScope::Eagle, "").collect();
-    for scope in [WeightScope::Midlayer, WeightScope::Layer, WeightScope::Dense] {
+    let scopes =
+        [WeightScope::Midlayer, WeightScope::Layer, WeightScope::Attention, WeightScope::Dense];
+    for scope in scopes {
         specs.extend(specs_in(config, scope, midlayer));
     }
     specs
@@ -300,6 +324,9 @@ fn layer_tensors(config: &ModelConfig, layer: usize) -> Vec<TensorSpec> {
         specs.extend(specs_in(config, WeightScope::Mtp, &prefix));
     }
     specs.extend(specs_in(config, WeightScope::Layer, &prefix));
+    let is_recurrent = config.is_recurrent(layer);
+    let mixer = if is_recurrent { WeightScope::Delta } else { WeightScope::Attention };
+    specs.extend(specs_in(config, mixer, &prefix));
     let Some(moe) = config.moe_at(layer) else {
         specs.extend(specs_in(config, WeightScope::Dense, &prefix));
         return specs;

@@ -2,9 +2,9 @@
 
 use device::DType;
 use kernels::{
-    AttentionKeyRange, KvCacheScales, PagedAttention, PagedAttentionArgs, QkChannelCounts,
-    QkFullNorm, QkNormRopeArgs, QkNormRopeKvWrite, QkSquareSums, QueryTemperatureScaling,
-    RopeAttention, RopeCosSin,
+    AttentionKeyRange, KvCacheScales, KvLayout, PagedAttention, PagedAttentionArgs,
+    QkChannelCounts, QkFullNorm, QkNormRopeArgs, QkNormRopeKvWrite, QkSquareSums,
+    QueryTemperatureScaling, RopeAttention, RopeCosSin,
 };
 
 use crate::error::check_size;
@@ -157,8 +157,8 @@ impl Ops {
         Ok(self.device.launch(&self.stream, op)?)
     }
 
-    /// Attention from the QKV projection. `qkv [tokens, (heads + 2 · kv_heads) · head_dim]` has the query,
-    /// key and value heads, in this order. RMS norm and RoPE are applied to queries and keys; keys and values
+    /// Attention from the QKV projection. `qkv [tokens, at least (heads + 2 · kv_heads) · head_dim]` has the query,
+    /// key and value heads, in this order; further columns are not read. RMS norm and RoPE are applied to queries and keys; keys and values
     /// are written to the KV pool by slot (−1: not written). Returns `softmax(scale q kᵀ) v`, `[tokens, heads
     /// · head_dim]`. Runs as one launch where the device has a fused kernel, with the same results.
     pub fn rope_attention(
@@ -170,9 +170,9 @@ impl Ops {
         batch: &DeviceBatchMetadata,
     ) -> Result<Tensor, OpError> {
         self.launch_order.interrupt();
-        let args = qk_rope(qkv, weights, shape, batch)?;
-        let rows = batch.attention_metadata(shape.group)?;
         let layout = kv.head_layout("rope_attention")?;
+        let args = qk_rope(qkv, weights, shape, layout, batch)?;
+        let rows = batch.attention_metadata(shape.group)?;
         let fused = fuses_rope_attention(&self.device, &args, &rows, layout);
         // The fused kernel has no masked first positions.
         if shape.keys.first_position > 0 || !fused {
@@ -209,7 +209,7 @@ impl Ops {
         self.launch_order.interrupt();
         let layout = kv.head_layout("qk_norm_rope_kv_write")?;
         let mut q = self.scratch(qkv.dtype(), &[qkv.rows(), shape.heads * layout.head_dim])?;
-        let args = qk_rope(qkv, weights, shape, batch)?;
+        let args = qk_rope(qkv, weights, shape, layout, batch)?;
         let (s, out) = (&self.stream, q.mat_mut()?);
         self.device
             .launch(s, QkNormRopeKvWrite { q: out, pool: &mut kv.write(), layout, args: &args })?;
@@ -246,10 +246,13 @@ fn qk_rope<'a>(
     qkv: &'a Tensor,
     weights: &QkNormRopeParams<'a>,
     shape: &AttentionLayerParams<'_>,
+    layout: &KvLayout,
     batch: &'a DeviceBatchMetadata,
 ) -> Result<QkNormRopeArgs<'a>, OpError> {
+    let width = (shape.heads + 2 * layout.kv_heads) * layout.head_dim;
     Ok(QkNormRopeArgs {
-        qkv: qkv.mat()?,
+        // Further columns are gates of the attention output.
+        qkv: qkv.mat()?.columns(0, width.min(qkv.cols())),
         q_norm: weights.q_norm.map(Tensor::mat).transpose()?,
         k_norm: weights.k_norm.map(Tensor::mat).transpose()?,
         eps: weights.eps,

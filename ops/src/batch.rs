@@ -3,7 +3,7 @@
 
 use device::{DType, MatRef};
 use kernels::step::RowMetadataField;
-use kernels::{AttentionMetadata, BatchUpperBounds};
+use kernels::{AttentionMetadata, BatchUpperBounds, StateSlotRows};
 
 use crate::error::check_size;
 use crate::{OpError, Ops, Tensor};
@@ -26,6 +26,17 @@ pub struct HostBatchMetadata {
     pub block_tables: Vec<i32>,
     /// KV slots and block tables in the KV groups from 1 on; the tables have the width of those of group 0.
     pub further_groups: Vec<HostGroupTables>,
+    /// State slots of each row, `[rows]`; empty = the model has no recurrent states.
+    pub state_slots: Vec<HostStateSlots>,
+}
+
+/// State slots that a row reads and writes.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct HostStateSlots {
+    /// Slot with the state before the row; `None` = the row starts with the zero state.
+    pub read: Option<u32>,
+    /// Slot to which the state after the row is written.
+    pub write: u32,
 }
 
 /// KV slots and block tables of a batch in one KV group.
@@ -98,7 +109,7 @@ impl DeviceBatchMetadata {
             context_lens: ops.ids(&inputs.context_lens)?,
             block_tables: ops.ids(&all_tables)?.reshape(&[groups * rows, width])?,
             table_rows: None,
-            row_facts: None,
+            row_facts: state_facts(ops, &inputs.state_slots, rows)?,
             bounds: inputs.bounds(),
         })
     }
@@ -120,6 +131,15 @@ impl DeviceBatchMetadata {
     pub fn row_fact(&self, fact: RowMetadataField) -> Result<Option<MatRef<'_>>, OpError> {
         let Some(facts) = &self.row_facts else { return Ok(None) };
         Ok(Some(facts.mat()?.rows_from(fact as usize, 1).columns(0, self.rows())))
+    }
+
+    /// Returns the rows of the batch with the state slots that they read and write.
+    pub(crate) fn state_rows(&self) -> Result<StateSlotRows<'_>, OpError> {
+        let missing = || OpError::Pool { op: "batch", stores: "no state slots of its rows" };
+        let [read, write] = [RowMetadataField::StateRead, RowMetadataField::StateWrite]
+            .map(|fact| self.row_fact(fact)?.ok_or_else(missing));
+        let max_row_len = self.bounds.max_query_len.max(1);
+        Ok(StateSlotRows { cu_q: self.cu_q.mat()?, read: read?, write: write?, max_row_len })
     }
 
     /// Number of KV groups, each with its own block tables and KV slots.
@@ -157,4 +177,23 @@ impl DeviceBatchMetadata {
         let (got, expected) = (vec![group], vec![self.groups()]);
         Err(OpError::Shape { op: "batch", what: "KV group", got, expected })
     }
+}
+
+/// Returns the row facts of a batch whose rows read and write state slots; `None` if there are no state slots.
+fn state_facts(
+    ops: &Ops,
+    slots: &[HostStateSlots],
+    rows: usize,
+) -> Result<Option<Tensor>, OpError> {
+    if slots.is_empty() {
+        return Ok(None);
+    }
+    check_size("batch", "state slots", slots.len(), rows)?;
+    let mut facts = vec![0; RowMetadataField::COUNT * rows];
+    for (row, slots) in slots.iter().enumerate() {
+        let read = slots.read.map_or(0, |slot| slot as i32 + 1);
+        facts[RowMetadataField::StateRead as usize * rows + row] = read;
+        facts[RowMetadataField::StateWrite as usize * rows + row] = slots.write as i32 + 1;
+    }
+    Ok(Some(ops.ids(&facts)?.reshape(&[RowMetadataField::COUNT, rows])?))
 }

@@ -1,9 +1,10 @@
-//! KV pool: device memory of the paged KV cache on one rank. The scheduler allocates its blocks.
+//! KV pool: device memory of the paged KV cache on one rank, and of recurrent states. The scheduler allocates its blocks
+//! and state slots.
 
 use std::cell::{Ref, RefCell, RefMut};
 
 use device::{Buffer, DType, DeviceError};
-use kernels::{KvLayout, MlaKvLayout};
+use kernels::{KvLayout, MlaKvLayout, RecurrentStateLayout};
 
 use crate::{OpError, Ops};
 
@@ -74,6 +75,14 @@ impl From<MlaKvLayout> for KvPoolLayout {
 pub struct KvPool {
     bytes: RefCell<Buffer>,
     layout: KvPoolLayout,
+    states: Option<DeviceStatePool>,
+}
+
+/// Recurrent states of all layers that have them, with a fixed number of state slots.
+#[derive(Debug)]
+pub(crate) struct DeviceStatePool {
+    pub(crate) bytes: RefCell<Buffer>,
+    pub(crate) layout: RecurrentStateLayout,
 }
 
 impl KvPool {
@@ -82,7 +91,27 @@ impl KvPool {
         let layout = layout.into();
         layout.check()?;
         let bytes = RefCell::new(ops.device.alloc(layout.bytes())?);
-        Ok(Self { bytes, layout })
+        Ok(Self { bytes, layout, states: None })
+    }
+
+    /// Allocates the memory of recurrent states, in addition to the paged KV cache; `None` = the model has no such
+    /// states.
+    pub fn with_states(
+        mut self,
+        ops: &Ops,
+        layout: Option<RecurrentStateLayout>,
+    ) -> Result<Self, OpError> {
+        let allocate = |layout: RecurrentStateLayout| -> Result<_, OpError> {
+            layout.check()?;
+            let bytes = RefCell::new(ops.device.alloc(layout.bytes())?);
+            Ok(DeviceStatePool { bytes, layout })
+        };
+        self.states = layout.map(allocate).transpose()?;
+        Ok(self)
+    }
+
+    pub(crate) fn states(&self, op: &'static str) -> Result<&DeviceStatePool, OpError> {
+        self.states.as_ref().ok_or(OpError::Pool { op, stores: "no recurrent states" })
     }
 
     /// Returns the layout of the pool: layers, blocks, heads and element type.

@@ -21,6 +21,7 @@ mod moe;
 mod moe_dispatch;
 mod pooled_sums;
 mod prefetch;
+mod recurrent;
 mod secondary_stream;
 mod sequence_slots;
 mod shared_experts;
@@ -33,7 +34,7 @@ mod weights;
 pub use attention::{
     AttentionLayerParams, KvCacheScaling, QkFullNormWeights, QkNormRopeParams, RopeTable,
 };
-pub use batch::{DeviceBatchMetadata, HostBatchMetadata, HostGroupTables};
+pub use batch::{DeviceBatchMetadata, HostBatchMetadata, HostGroupTables, HostStateSlots};
 pub use dense::Ops;
 pub use device::{
     CapturedGraph, CopyInFlight, DType, DeviceStream, Fp8E4m3, MappedFile, MatMut, MatRef,
@@ -54,14 +55,15 @@ pub use kernels::step::{
 pub use kernels::{
     ActivationScaling, AllGatherFn, AttentionKeyRange, BatchUpperBounds, ExpertGroups,
     ExpertParallelLayout, GateActivation, GroupScoreFunction, HashedMatrixPart, HostMat, KvLayout,
-    KvTileOrder, MlaKvLayout, QkChannelCounts, RouterScoreFunction, VocabParallelSupport,
-    VocabShard, digest_bytes,
+    KvTileOrder, MlaKvLayout, QkChannelCounts, RecurrentStateLayout, RouterScoreFunction,
+    VocabParallelSupport, VocabShard, digest_bytes,
 };
 pub use kv_pool::{KvPool, KvPoolLayout};
 pub use mla::{MlaWeights, PackedMlaUpProjections};
 pub use moe::{ExpertBiases, ExpertRouting, ExpertsPerToken, PackedExperts, RouterRule};
 pub use moe_dispatch::MoeDispatchPlan;
 pub use pooled_sums::MeanPoolingSums;
+pub use recurrent::DeltaRuleParams;
 pub use sequence_slots::{DeviceSequenceSlots, SequenceSlotLimits};
 pub use shared_experts::{SharedExpertMlp, SharedExperts};
 pub use step_buffers::{

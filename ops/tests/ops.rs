@@ -140,6 +140,7 @@ fn paged_attention_is_independent_of_chunking() {
                     context_lens: vec![to as i32],
                     block_tables: vec![2, 0, 1, -1],
                     further_groups: vec![],
+                    state_slots: vec![],
                 };
                 if group > 0 {
                     // The layer is in group 1; nothing is stored in group 0.

@@ -109,6 +109,26 @@ impl KvSpec {
         self.groups.iter().any(|group| group.kind.is_state())
     }
 
+    /// Returns the bytes of one state slot in all state groups, on one rank.
+    pub fn bytes_per_state_slot(&self) -> u64 {
+        let bytes = |group: &KvGroup| match group.kind {
+            KvKind::State { bytes_per_slot, .. } => bytes_per_slot,
+            KvKind::Full | KvKind::Mla | KvKind::Window { .. } => 0,
+        };
+        self.groups.iter().map(bytes).sum()
+    }
+
+    /// Returns the number of state slots of each state group that a replica allocates for `max_num_seqs` running
+    /// requests: one for each request, and further ones for checkpoints of prefixes and for rows that may have to be
+    /// repeated. 0 without state groups.
+    pub fn state_slots(&self, max_num_seqs: u32) -> u32 {
+        const FURTHER_SLOTS_MIN: u32 = 4;
+        if !self.has_state() {
+            return 0;
+        }
+        max_num_seqs.saturating_add((max_num_seqs / 4).max(FURTHER_SLOTS_MIN))
+    }
+
     /// Returns the largest number of blocks that a request of `len` tokens holds in all groups at a time, if
     /// at most `in_flight` of its tokens are in flight.
     pub fn blocks_of_request(&self, len: u32, in_flight: u32) -> u32 {
@@ -169,5 +189,9 @@ mod tests {
         assert_eq!((hybrid.bytes_per_block(), hybrid.longest_request(7, 1)), (96, 112));
         assert_eq!((state.window(), state.first_read(5)), (None, 6));
         assert!(hybrid.has_state() && !spec(&[KvKind::Full]).has_state());
+        assert_eq!(hybrid.bytes_per_state_slot(), 1 << 21);
+        assert_eq!([1, 256].map(|requests| hybrid.state_slots(requests)), [5, 320]);
+        let full = spec(&[KvKind::Full]);
+        assert_eq!((full.state_slots(256), full.bytes_per_state_slot()), (0, 0));
     }
 }

@@ -137,6 +137,8 @@ fn scheduler(
     kv.caching = args.engine.enable_prefix_caching;
     kv.events = args.kv_events.enabled().is_some();
     kv.lifetime_sample = args.metrics.block_lifetime_sample_rate();
+    // Executors allocate the same number.
+    kv.state_slots = startup.memory.kv_spec.state_slots(args.engine.max_num_seqs);
     let build = |max_model_len: u32| {
         let replicas = args.parallel.data_parallel_size;
         let waiting = settings::waiting_requests_default(files);

@@ -175,7 +175,12 @@ fn tool_call_syntax(
         | ModelArchitecture::GraniteMoeHybrid
         | ModelArchitecture::Olmo2
         | ModelArchitecture::SmolLm3
+        | ModelArchitecture::Qwen3Next
         | ModelArchitecture::GptOss => ToolCallSyntax::Hermes,
+        ModelArchitecture::Qwen35
+        | ModelArchitecture::Qwen35Multimodal
+        | ModelArchitecture::Qwen35Moe
+        | ModelArchitecture::Qwen35MoeMultimodal => ToolCallSyntax::Qwen3Coder,
         ModelArchitecture::Granite => ToolCallSyntax::Granite,
         ModelArchitecture::Olmo3 => ToolCallSyntax::Olmo3,
         ModelArchitecture::SeedOss => ToolCallSyntax::SeedOss,
@@ -198,6 +203,10 @@ fn reasoning_family(
         | ModelArchitecture::Qwen3Moe
         | ModelArchitecture::Qwen3Vl
         | ModelArchitecture::Qwen3VlMoe
+        | ModelArchitecture::Qwen35
+        | ModelArchitecture::Qwen35Multimodal
+        | ModelArchitecture::Qwen35Moe
+        | ModelArchitecture::Qwen35MoeMultimodal
         | ModelArchitecture::SmolLm3 => Some(ReasoningFamily::Qwen3),
         _ if !mentions("</think>") => None,
         // Kimi K2 always reasons. Its template contains `thinking`, so this match arm must precede the arm of

@@ -23,8 +23,8 @@ use models::{
     Model, ModelConfig, ModelLoadOptions, MtpModel, load_model,
 };
 use ops::{
-    DType, DeviceBatchMetadata, ExpertRouting, HostBatchMetadata, HostGroupTables, KvPool, OpError,
-    Ops, Tensor,
+    DType, DeviceBatchMetadata, ExpertRouting, HostBatchMetadata, HostGroupTables, HostStateSlots,
+    KvPool, OpError, Ops, Tensor,
 };
 use protocol::KvKind;
 
@@ -34,6 +34,8 @@ use crate::fixture::GoldenFixture;
 pub(crate) const BLOCK_TOKENS: usize = 16;
 /// Number of blocks per KV group in the KV pool; the pool has one more block, which contains NaN.
 const BLOCKS_PER_GROUP: usize = 256;
+/// Number of state slots.
+const STATE_SLOTS: usize = 64;
 /// Number of positions in the RoPE tables.
 pub(crate) const POSITIONS: usize = 512;
 /// Maximum time for which a rank that has finished waits for the other ranks.
@@ -79,6 +81,8 @@ pub(crate) struct ModelHarness<'a> {
     /// Kind of each KV group.
     groups: Vec<KvKind>,
     blocks_used: usize,
+    /// Number of state slots that sequences use; `None` = the model has no recurrent state.
+    slots_used: Option<usize>,
 }
 
 /// Tokens `[start, start + len)` of a sequence, and the block tables of the whole sequence.
@@ -89,6 +93,19 @@ pub(crate) struct SequenceRow {
     pub(crate) len: usize,
     /// Block table in each KV group.
     tables: Vec<Vec<usize>>,
+    /// State slots of the sequence; `None` = the model has no recurrent state.
+    slots: Option<SequenceStateSlots>,
+}
+
+/// State slots of a sequence.
+#[derive(Clone, Copy)]
+struct SequenceStateSlots {
+    /// Slot that the rows of the sequence write.
+    own: usize,
+    /// Slot that the row at the end of a prefix hit reads.
+    shared: usize,
+    /// End of the prefix hit; 0 = none.
+    cached: usize,
 }
 
 /// Logits and intermediate results of one forward pass.
@@ -372,11 +389,13 @@ impl<'a> ModelHarness<'a> {
         let spec = models::kv_spec(config, grouping, kv_dtype, block_tokens as u32, ranks).unwrap();
         let bytes = layout.bytes_per_block() + config.boundary_state_channels() * kv_dtype.bytes();
         assert_eq!(spec.bytes_per_block(), bytes as u64);
-        let kv = KvPool::new(&ops, layout).unwrap();
+        let states = models::state_layout(config, grouping, STATE_SLOTS, ranks).unwrap();
+        let kv = KvPool::new(&ops, layout).unwrap().with_states(&ops, states).unwrap();
         if groups.iter().any(|kind| kind.window().is_some()) {
             kv.poison_block(&ops, blocks - 1).unwrap();
         }
-        Self { rank_context, ops, model, mtp, kv, groups, blocks_used: 0 }
+        let slots_used = states.map(|_| 0);
+        Self { rank_context, ops, model, mtp, kv, groups, blocks_used: 0, slots_used }
     }
 
     /// Number of blocks in the KV pool.
@@ -516,6 +535,23 @@ impl<'a> ModelHarness<'a> {
         (first..first + count).map(|i| i * 89 % limit).collect()
     }
 
+    /// Returns the state slots of a new sequence; `None` if the model has no recurrent state.
+    fn take_slots(&mut self) -> Option<SequenceStateSlots> {
+        let used = self.slots_used.as_mut()?;
+        *used += 1;
+        assert!(*used <= STATE_SLOTS);
+        let own = (*used - 1) * 37 % STATE_SLOTS;
+        Some(SequenceStateSlots { own, shared: own, cached: 0 })
+    }
+
+    /// Restores the recurrent state of the sequence of `row` before position `start`, for a row that repeats earlier
+    /// positions.
+    pub(crate) fn rewind(&mut self, row: &SequenceRow, start: usize) {
+        if row.slots.is_some() {
+            self.run(&[&row.part(0, start)]);
+        }
+    }
+
     /// Returns the token ids and the metadata of a batch of rows.
     fn inputs(&self, rows: &[&SequenceRow]) -> (Vec<i32>, HostBatchMetadata) {
         let (mut ids, mut inputs) =
@@ -526,6 +562,7 @@ impl<'a> ModelHarness<'a> {
             inputs.positions.extend((row.start..end).map(|position| position as i32));
             inputs.cu_q.push(ids.len() as i32);
             inputs.context_lens.push(end as i32);
+            inputs.state_slots.extend(row.state_slots());
         }
         let mut tables = (0..self.groups.len()).map(|group| self.group_tables(rows, group));
         let first_group = tables.next().unwrap();
@@ -593,7 +630,8 @@ impl SequenceRow {
     pub(crate) fn new(harness: &mut ModelHarness<'_>, tokens: &[i32]) -> Self {
         let blocks = (tokens.len() + 64).div_ceil(BLOCK_TOKENS);
         let tables = (0..harness.groups.len()).map(|_| harness.take_blocks(blocks)).collect();
-        Self { tokens: tokens.to_vec(), start: 0, len: tokens.len(), tables }
+        let slots = harness.take_slots();
+        Self { tokens: tokens.to_vec(), start: 0, len: tokens.len(), tables, slots }
     }
 
     /// A row with the tokens of `other` whose first `cached` tokens are a prefix hit: they are in the KV
@@ -604,7 +642,25 @@ impl SequenceRow {
         for (table, other) in row.tables.iter_mut().zip(&other.tables) {
             table[..shared].copy_from_slice(&other[..shared]);
         }
+        if let Some(slots) = &mut row.slots {
+            // The checkpoint at the end of the hit is the state of a sequence that ends there.
+            let prefix = Self::new(harness, &other.tokens[..cached]);
+            harness.run(&[&prefix]);
+            slots.shared = prefix.slots.map_or(0, |slots| slots.own);
+            slots.cached = cached;
+        }
         row
+    }
+
+    /// State slots that this row reads and writes.
+    fn state_slots(&self) -> Option<HostStateSlots> {
+        let SequenceStateSlots { own, shared, cached } = self.slots?;
+        let read = match self.start {
+            0 => None,
+            start if start == cached => Some(shared),
+            _ => Some(own),
+        };
+        Some(HostStateSlots { read: read.map(|slot| slot as u32), write: own as u32 })
     }
 
     /// Returns the part of this row's sequence with the tokens `[start, start + len)`, as a row.

@@ -96,6 +96,7 @@ impl KvPoolSize {
                 .flat_map(|row| (0..width).map(move |i| block(row, i) as i32))
                 .collect(),
             further_groups: Vec::new(),
+            state_slots: Vec::new(),
         }
     }
 

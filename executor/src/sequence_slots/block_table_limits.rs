@@ -15,7 +15,7 @@ pub(crate) struct BlockTableLimits {
 }
 
 impl BlockTableLimits {
-    /// Returns the limits of each group of `spec`, for requests of up to `longest` tokens of which up to
+    /// Returns the limits of each group of `spec` that has blocks, for requests of up to `longest` tokens of which up to
     /// `in_flight` are in flight.
     pub(crate) fn of_groups(spec: &KvSpec, longest: u32, in_flight: u32) -> Vec<Self> {
         let of_group = |group: &KvGroup| Self {
@@ -24,6 +24,6 @@ impl BlockTableLimits {
             update_entries: group.kind.blocks_of_request(longest, in_flight, spec.block_tokens)
                 as usize,
         };
-        spec.groups.iter().map(of_group).collect()
+        spec.groups.iter().filter(|group| !group.kind.is_state()).map(of_group).collect()
     }
 }

@@ -12,6 +12,14 @@ pub const MODEL_DRAFTS_MAX: u8 = 16;
 /// Reason why speculative decoding settings cannot be served.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum SpeculationError {
+    /// The model has recurrent states, which cannot be rewound to the last accepted draft token.
+    #[error(
+        "speculative decoding is not supported for {architecture}: its layers have recurrent states"
+    )]
+    RecurrentState {
+        /// Architecture of the model.
+        architecture: &'static str,
+    },
     /// The number of draft tokens is outside the supported range of an MTP module or EAGLE-3 layer.
     #[error(
         "num_speculative_tokens {drafts}: an MTP module or EAGLE-3 layer supports 1 to {MTP_DRAFTS_MAX}"
@@ -94,6 +102,9 @@ pub fn check_speculation(
     let Some(SpeculativeConfig { draft_tokens: drafts, method, .. }) = speculation else {
         return Ok(());
     };
+    if [Some(model), draft].into_iter().flatten().any(|model| model.gated_delta.is_some()) {
+        return Err(SpeculationError::RecurrentState { architecture: model.architecture.name() });
+    }
     match method {
         SpeculativeMethod::Ngram { .. } => Ok(()),
         SpeculativeMethod::Mtp => check_mtp(drafts, model),

@@ -19,6 +19,8 @@ pub(crate) struct StepLimits {
     pub(crate) groups: usize,
     /// Maximum number of block table entries of all KV groups that one row replaces.
     pub(crate) table_update_entries: usize,
+    /// Number of state slots; 0 = the model has no recurrent state.
+    pub(crate) state_slots: usize,
     /// Number of token ids in the vocabulary.
     pub(crate) vocab: usize,
     /// Number of channels of the hidden states that draft passes read.
@@ -138,10 +140,7 @@ impl StepLimits {
         if row.drafts > limit {
             return Err(BatchError::TooManyDrafts { request, drafts: row.drafts, limit });
         }
-        if !row.state_slots.is_empty() {
-            let groups = row.state_slots.len();
-            return Err(BatchError::RecurrentState { request, groups });
-        }
+        self.check_states(row)?;
         let token_ids = self.input_token_count(row, state)?;
         if token_ids != row.len as usize || token_ids == 0 {
             return Err(BatchError::Length { request, len: row.len, token_ids });
@@ -158,6 +157,24 @@ impl StepLimits {
             let (position, first) = (limits.kind.first_read(row.start), table.first);
             if ((position / self.block_tokens) as usize) < first {
                 return Err(BatchError::WindowNotCovered { request, group, position, first });
+            }
+        }
+        Ok(())
+    }
+
+    /// Checks the state slots of a row. All layers with recurrent state are in one state group.
+    fn check_states(&self, row: &BatchRow) -> Result<(), BatchError> {
+        let (request, limit) = (row.request, self.state_slots);
+        let (groups, expected) = (row.state_slots.len(), usize::from(limit > 0));
+        if groups != expected {
+            return Err(BatchError::StateGroups { request, groups, expected });
+        }
+        for access in &row.state_slots {
+            let (read, write) = (access.read.map(|slot| slot.0), access.write.0);
+            let is_valid = |slot: u32| (slot as usize) < limit;
+            let starts = row.start == 0;
+            if !is_valid(write) || read.is_none() != starts || !read.is_none_or(is_valid) {
+                return Err(BatchError::StateSlot { request, read, write, limit });
             }
         }
         Ok(())
@@ -201,7 +218,7 @@ mod tests {
     use crate::sequence_slots::BlockTableLimits;
     use protocol::{
         BlockId, BlockTableUpdate, KvGroup, KvKind, KvSpec, RequestId, SamplingParams,
-        SequenceInit, SequenceSlot,
+        SequenceInit, SequenceSlot, StateSlot, StateSlotAccess,
     };
 
     const LIMITS: StepLimits = StepLimits {
@@ -210,6 +227,7 @@ mod tests {
         block_tokens: 4,
         groups: 2,
         table_update_entries: 16,
+        state_slots: 0,
         vocab: 9,
         hidden: 1,
         speculation: None,
@@ -304,5 +322,24 @@ mod tests {
         assert!(unknown.contains("KV group 2, the model has 2"), "{unknown}");
         let outside = error(&[row(0, 3, &[(0, 0, &[1]), (1, 0, &[40])])]);
         assert!(outside.contains("block 40 is out of range"), "{outside}");
+    }
+
+    #[test]
+    fn state_slots_must_fit_the_pool() {
+        let limits = StepLimits { state_slots: 3, ..LIMITS };
+        let check = |start: u32, read: Option<u32>, write: u32| {
+            let (read, write) = (read.map(StateSlot), StateSlot(write));
+            let access = StateSlotAccess { group: 2, read, write };
+            let row = BatchRow { state_slots: [access].into(), ..row(start, 1, &[]) };
+            limits.check_states(&row).map_err(|error| error.to_string())
+        };
+        assert_eq!(check(0, None, 2), Ok(()));
+        assert_eq!(check(4, Some(0), 2), Ok(()));
+        for (start, read, write) in [(0, None, 3), (4, Some(3), 2), (4, None, 2), (0, Some(1), 1)] {
+            let text = check(start, read, write).unwrap_err();
+            assert!(text.contains("the pool has 3"), "{text}");
+        }
+        let text = limits.check_states(&row(4, 1, &[])).unwrap_err().to_string();
+        assert!(text.contains("slots of 0 state groups, the model has 1"), "{text}");
     }
 }

@@ -30,7 +30,7 @@ use context::StepContext;
 use logits_rows::LogitsRow;
 use ops::{
     DeviceSequenceSlots, DraftBuffers, KvPool, KvPoolLayout, MeanPoolingSums, Ops,
-    SequenceSlotLimits, StepBufferLimits, StepBuffers, TokenIdDownload,
+    RecurrentStateLayout, SequenceSlotLimits, StepBufferLimits, StepBuffers, TokenIdDownload,
 };
 use pending_step::OutputMemoryPool;
 use pooling::PoolingHostMemory;
@@ -51,6 +51,8 @@ pub(crate) const STEPS_IN_FLIGHT: usize = 2;
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct StepStateSize {
     pub(crate) kv: KvPoolLayout,
+    /// Layout of the recurrent states; `None` = the model has none.
+    pub(crate) states: Option<RecurrentStateLayout>,
     /// Layout of the proposer's separate KV pool, which has the same block ids as `kv`; `None` = the proposer
     /// has no separate KV pool.
     pub(crate) draft_kv: Option<KvPoolLayout>,
@@ -88,10 +90,11 @@ impl StepState {
     pub(crate) fn new(
         ops: &Ops,
         epoch: Epoch,
-        size: StepStateSize,
+        size: &StepStateSize,
         tables: Vec<BlockTableLimits>,
     ) -> Result<Self, ExecutorError> {
-        let StepStateSize { kv, draft_kv, limits, longest, logits_rows, top_logprobs } = size;
+        let StepStateSize { kv, states, draft_kv, limits, longest, logits_rows, top_logprobs } =
+            *size;
         let words = limits.stage_words(longest, logits_rows);
         let stage_bytes = logits_rows::stage_bytes(&limits, logits_rows, words);
         let buffers = StepBuffers::new(
@@ -120,13 +123,13 @@ impl StepState {
         let seq_slots = DeviceSequenceSlots::new(ops, seq_slots)?;
         Ok(Self {
             epoch,
-            size,
+            size: *size,
             staging: StagingQueue::new(ops, words, stage_bytes)?,
             output_memory: OutputMemoryPool::new(ops, &buffers)?,
             pooled_memory: PoolingHostMemory::new(),
             pooled_sums: None,
             device: StepDeviceState {
-                kv: KvPool::new(ops, kv)?,
+                kv: KvPool::new(ops, kv)?.with_states(ops, states)?,
                 draft_kv: draft_kv.map(|kv| KvPool::new(ops, kv)).transpose()?,
                 seq_slots,
                 buffers,

@@ -9,13 +9,20 @@ pub(super) fn row_facts(row: &BatchRow, token_index: u32) -> [i32; RowMetadataFi
     RowMetadataField::ALL.map(|fact| match fact {
         RowMetadataField::SequenceSlot => row.seq_slot.0 as i32,
         RowMetadataField::ContinuesSequence => i32::from(row.start > 0 || token_index > 0),
+        RowMetadataField::StateRead => {
+            let read = row.state_slots.first().and_then(|access| access.read);
+            read.map_or(0, |slot| slot.0 as i32 + 1)
+        }
+        RowMetadataField::StateWrite => {
+            row.state_slots.first().map_or(0, |access| access.write.0 as i32 + 1)
+        }
     })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use protocol::{RequestId, RowInput, SequenceSlot, ThinVec};
+    use protocol::{RequestId, RowInput, SequenceSlot, StateSlot, StateSlotAccess, ThinVec};
 
     #[test]
     fn rows_after_the_first_continue_their_sequence() {
@@ -34,8 +41,12 @@ mod tests {
             next_token: None,
             seq_init: None,
         };
-        assert_eq!(row_facts(&row(0), 0), [7, 0]);
-        assert_eq!(row_facts(&row(0), 1), [7, 1], "its first draft token");
-        assert_eq!(row_facts(&row(4), 0), [7, 1]);
+        assert_eq!(row_facts(&row(0), 0), [7, 0, 0, 0]);
+        assert_eq!(row_facts(&row(0), 1), [7, 1, 0, 0], "its first draft token");
+        assert_eq!(row_facts(&row(4), 0), [7, 1, 0, 0]);
+        let access = |read| StateSlotAccess { group: 1, read, write: StateSlot(5) };
+        let with_states = |read| BatchRow { state_slots: [access(read)].into(), ..row(4) };
+        assert_eq!(row_facts(&with_states(None), 0), [7, 1, 0, 6]);
+        assert_eq!(row_facts(&with_states(Some(StateSlot(0))), 0), [7, 1, 1, 6]);
     }
 }

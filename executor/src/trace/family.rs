@@ -14,6 +14,7 @@ const FAMILIES: &[(&str, &str)] = &[
     ("mla_prefill", "attention prefill"),
     ("mla_decode", "attention decode"),
     ("mla_head_gemm", "MLA W_UK and W_UV"),
+    ("gdn", "gated delta net"),
     ("mla_plain", "attention"),
     ("mla_kv_write", "RoPE and KV write"),
     ("embed", "embedding"),

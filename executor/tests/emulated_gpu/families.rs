@@ -1,5 +1,5 @@
 //! Tests of model families with ops that other families do not use: multipliers, layers without RoPE, partial
-//! rotary embedding, gated shared experts, sliding windows with sandwich norms, and attention sinks with biased experts.
+//! rotary embedding, gated shared experts, gated delta nets, sliding windows with sandwich norms, and attention sinks with biased experts.
 
 use std::path::Path;
 
@@ -93,6 +93,17 @@ fn sinks_and_biased_mxfp4_experts_match_the_cpu() {
         "gpt_oss",
         r#""architectures": ["GptOssForCausalLM"], "sliding_window": 4, "num_local_experts": 5,
         "num_experts_per_tok": 2, "quantization_config": {"quant_method": "mxfp4"}"#,
+    );
+}
+
+#[test]
+fn gated_delta_nets_match_the_cpu() {
+    check(
+        "qwen3_next",
+        r#""architectures": ["Qwen3NextForCausalLM"], "linear_num_key_heads": 2, "linear_num_value_heads": 4,
+        "linear_key_head_dim": 32, "linear_value_head_dim": 24, "num_experts": 8, "num_experts_per_tok": 2,
+        "moe_intermediate_size": 64, "shared_expert_intermediate_size": 96,
+        "layer_types": ["linear_attention", "full_attention"]"#,
     );
 }
 

@@ -6,7 +6,7 @@ use crate::scheduler_harness::{
     BLOCK, HarnessRequest, SchedulerHarness, config, eagle, eagle_drafting, mla_model,
     model_drafting, mtp_drafting, shared, speculating,
 };
-use crate::{PROMPT, TOTAL, configs, name, rules};
+use crate::{PROMPT, TOTAL, configs_without_states, name, rules};
 use executor::{ExecutorConfig, ModelDtype};
 use protocol::{DraftAcceptanceRule, RowError, SamplingParams, Token, TokenLogprobs};
 
@@ -31,7 +31,7 @@ pub(crate) fn expected_tokens(request: &HarnessRequest) -> (Vec<Token>, Vec<Toke
 #[test]
 fn draft_count_does_not_change_outputs() {
     let (mut drafted, mut accepted) = (0, 0);
-    for config in configs() {
+    for config in configs_without_states() {
         let name = name(&config);
         let mut harness = SchedulerHarness::with(speculating(config, 4));
         for sampling in rules() {
@@ -58,7 +58,7 @@ fn draft_count_does_not_change_outputs() {
 
 #[test]
 fn drafts_continue_after_preemption_and_prefix_hits() {
-    for config in configs() {
+    for config in configs_without_states() {
         let name = name(&config);
         let mut harness = SchedulerHarness::with(speculating(config, 3));
         for sampling in rules() {
@@ -95,7 +95,7 @@ fn drafts_continue_after_preemption_and_prefix_hits() {
 
 #[test]
 fn mixed_draft_batches_do_not_change_outputs() {
-    for config in configs() {
+    for config in configs_without_states() {
         let name = name(&config);
         let rules = rules();
         let mut harness = SchedulerHarness::with(speculating(config, 4));

@@ -20,8 +20,8 @@ use protocol::{
     Token, TokenLogprobs,
 };
 use scheduler_harness::{
-    BLOCK, HarnessRequest, SchedulerHarness, VOCAB, config, moe_model, shared, window_model,
-    with_expert_placement,
+    BLOCK, HarnessRequest, SchedulerHarness, VOCAB, config, moe_model, recurrent_model, shared,
+    speculating, window_model, with_expert_placement,
 };
 
 const PROMPT: usize = 50;
@@ -31,7 +31,7 @@ const DTYPES: [ModelDtype; 3] = [ModelDtype::Float32, ModelDtype::Bfloat16, Mode
 const LOGPROB_TOLERANCE: f32 = 2e-4;
 
 /// Configurations under test: one rank; two ranks with one KV head each; four ranks, where two ranks share
-/// each KV head; sliding windows; experts split over TP ranks; expert parallel ranks; and expert parallel ranks with an expert
+/// each KV head; sliding windows; recurrent states; experts split over TP ranks; expert parallel ranks; and expert parallel ranks with an expert
 /// placement.
 fn configs() -> Vec<ExecutorConfig> {
     use ModelDtype::{Bfloat16, Float16, Float32};
@@ -41,6 +41,9 @@ fn configs() -> Vec<ExecutorConfig> {
         config(Float16, 2),
         window_model(Float32),
         window_model(Bfloat16),
+        recurrent_model(Float32),
+        recurrent_model(Bfloat16),
+        shared(recurrent_model(Float32), 2, false),
         shared(moe_model(Float16), 2, false),
         shared(config(Float32, 1), 2, false),
         shared(config(Bfloat16, 1), 4, false),
@@ -48,6 +51,12 @@ fn configs() -> Vec<ExecutorConfig> {
         shared(moe_model(Float32), 2, true),
         with_expert_placement(shared(moe_model(Bfloat16), 2, true)),
     ]
+}
+
+/// Configurations of `configs` whose models have no recurrent states.
+fn configs_without_states() -> Vec<ExecutorConfig> {
+    let has_states = |config: &ExecutorConfig| config.model.gated_delta.is_some();
+    configs().into_iter().filter(|config| !has_states(config)).collect()
 }
 
 fn name(config: &ExecutorConfig) -> String {
@@ -152,7 +161,7 @@ fn batch_mates_change_nothing() {
 
 #[test]
 fn prefix_hit_changes_nothing() {
-    for config in configs() {
+    for config in configs_without_states() {
         let name = name(&config);
         let mut harness = SchedulerHarness::with(config);
         for sampling in rules() {
@@ -170,6 +179,37 @@ fn prefix_hit_changes_nothing() {
             harness.free(first.table);
         }
     }
+}
+
+/// Requests that continue from a checkpoint read its state slot once, and do not change it.
+#[test]
+fn prefix_hit_with_states_changes_nothing() {
+    for dtype in DTYPES {
+        let mut harness = SchedulerHarness::with(recurrent_model(dtype));
+        for sampling in rules() {
+            let expected = run_single(&mut harness, &sampling);
+            let mut prefix = HarnessRequest::new(3, BLOCK, sampling.clone()).in_slot(21);
+            prefix.table.keeps_blocks = true;
+            harness.finish(&mut prefix, BLOCK, BLOCK + 1); // Its state is that after `BLOCK` tokens.
+            for (seq_slot, chunk) in [(8, PROMPT), (9, 5), (8, 1)] {
+                let mut request =
+                    HarnessRequest::new(3, PROMPT, sampling.clone()).in_slot(seq_slot);
+                request.table = prefix.table.prefix(1);
+                (request.computed, request.checkpoint) = (BLOCK, Some(21));
+                harness.finish(&mut request, chunk, TOTAL);
+                assert_eq!(request.output(), expected, "{dtype:?}, chunks of {chunk}");
+                harness.free(request.table.split_off(1));
+            }
+            harness.free(prefix.table);
+        }
+    }
+}
+
+#[test]
+fn speculation_with_states_is_rejected() {
+    let config = speculating(recurrent_model(ModelDtype::Float32), 2);
+    let text = Executor::load(config, &mut |_| {}).unwrap_err().to_string();
+    assert!(text.contains("not supported for Qwen3_5ForCausalLM"), "{text}");
 }
 
 #[test]

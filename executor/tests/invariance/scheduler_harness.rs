@@ -10,7 +10,8 @@ use protocol::{
     Batch, BatchRow, BitmaskRow, BlockId, BlockTableUpdate, DraftAcceptanceRule, Epoch,
     ExecutorSettings, ExpertPlacement, KvKind, ParallelConfig, Rank, RequestId, RowError, RowInput,
     RowOutput, SamplingParams, SequenceInit, SequenceSlot, SpeculativeConfig, SpeculativeMethod,
-    StepDrafts, StepId, StepLaunchMode, StepOutput, Token, TokenBitmask, TokenLogprobs,
+    StateSlot, StateSlotAccess, StepDrafts, StepId, StepLaunchMode, StepOutput, Token,
+    TokenBitmask, TokenLogprobs,
 };
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -66,6 +67,22 @@ pub(crate) fn window_model(dtype: ModelDtype) -> ExecutorConfig {
     }"#;
     let model = ModelConfig::from_json(Path::new("config.json"), text).unwrap();
     ExecutorConfig { model, ..config(dtype, 1) }
+}
+
+/// Returns a model with gated delta nets in the first and the last layer.
+pub(crate) fn recurrent_model(dtype: ModelDtype) -> ExecutorConfig {
+    let text = r#"{
+        "architectures": ["Qwen3_5ForCausalLM"], "model_type": "qwen3_5_text", "vocab_size": 384,
+        "hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "head_dim": 64, "intermediate_size": 160, "hidden_act": "silu",
+        "rms_norm_eps": 1e-6, "rope_theta": 10000.0, "max_position_embeddings": 512,
+        "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 32,
+        "linear_value_head_dim": 24, "linear_conv_kernel_dim": 4,
+        "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+        "tie_word_embeddings": true, "torch_dtype": "bfloat16"
+    }"#;
+    let model = ModelConfig::from_json(Path::new("config.json"), text).unwrap();
+    ExecutorConfig { model, ..config(dtype, 2) }
 }
 
 /// Returns an MLA model with 8 experts in all layers except the first.
@@ -222,6 +239,8 @@ pub(crate) struct HarnessRequest {
     pub(crate) drafts: u8,
     /// Number of draft tokens proposed so far.
     pub(crate) drafted: usize,
+    /// State slot that the next row reads instead of the request's own one: a checkpoint.
+    pub(crate) checkpoint: Option<u32>,
     /// Number of draft tokens accepted so far.
     pub(crate) accepted: usize,
     sampling: SamplingParams,
@@ -251,6 +270,7 @@ impl HarnessRequest {
             masked: false,
             drafts: 0,
             drafted: 0,
+            checkpoint: None,
             accepted: 0,
             sampling,
             key: id.wrapping_mul(0x9E37_79B9_7F4A_7C15),
@@ -545,6 +565,8 @@ pub(crate) struct SchedulerHarness {
     pub(crate) lockstep: Arc<LockstepGroup>,
     /// Kind of each KV group.
     groups: Vec<KvKind>,
+    /// Kind of each state group.
+    states: Vec<KvKind>,
     free: Vec<BlockId>,
     step: StepId,
     /// Whether decode rows refer to the step that sampled their token (`RowInput::SampledAt`) instead of
@@ -588,7 +610,8 @@ impl SchedulerHarness {
         let followers = (first + 1..first + tp_size).map(follow).collect();
         take_rank(&mut config, Rank(first));
         let mut executor = Executor::load(config, &mut |_| {}).unwrap();
-        let groups = executor.kv_spec().groups.iter().map(|group| group.kind).collect();
+        let kinds = executor.kv_spec().groups.iter().map(|group| group.kind);
+        let (states, groups) = kinds.partition(|kind| kind.is_state());
         let graphs = executor.size_kv(blocks, &mut |_| {}).unwrap().capture_sizes;
         // The order of the free blocks is a permutation, so that requests get non-contiguous blocks.
         let free = (0..blocks).map(|i| BlockId(i * 229 % blocks)).collect();
@@ -597,6 +620,7 @@ impl SchedulerHarness {
             followers,
             lockstep,
             groups,
+            states,
             free,
             step: StepId(0),
             from_device: false,
@@ -701,8 +725,23 @@ impl SchedulerHarness {
         self.overdue_bitmasks && !self.step.0.is_multiple_of(2)
     }
 
+    /// State slots of a row that starts at `start`. Each sequence slot has a state slot of the same number.
+    fn state_slots(
+        &self,
+        request: &mut HarnessRequest,
+        start: usize,
+    ) -> protocol::ThinVec<StateSlotAccess> {
+        let own = StateSlot(request.seq_slot);
+        let read = request.checkpoint.take().map_or(own, StateSlot);
+        let read = (start > 0).then_some(read);
+        let groups = self.groups.len() as u8..;
+        let access = |(group, _)| StateSlotAccess { group, read, write: own };
+        groups.zip(&self.states).map(access).collect()
+    }
+
     fn row(&mut self, request: &mut HarnessRequest, len: usize) -> BatchRow {
         let (start, end, slack) = (request.start(), request.start() + len, request.in_flight[2]);
+        let state_slots = self.state_slots(request, start);
         // The first row of a request has no sampled token that draft tokens could continue. The same holds
         // for its first row after a preemption.
         let drafts = if len == 1 && request.sampled_at.is_some() { request.drafts } else { 0 };
@@ -734,7 +773,7 @@ impl SchedulerHarness {
             masked: request.masked && samples,
             input,
             table_updates: updates.into(),
-            state_slots: protocol::ThinVec::new(),
+            state_slots,
             next_token: request.tokens.get(end).copied(),
             seq_init: init.map(Box::new),
         }

@@ -21,6 +21,7 @@ mod norm;
 mod pack;
 mod pooling;
 mod qk_rope;
+mod recurrent;
 mod route;
 mod row_kernel;
 mod sample;

@@ -36,7 +36,7 @@ static GATED_ADD: ElementwiseKernel = ElementwiseKernel {
 /// Number of columns per block: eight per thread.
 const BLOCK_COLUMNS: usize = 8 * THREADS as usize;
 /// Number of threads per block.
-const THREADS: u32 = 128;
+pub(super) const THREADS: u32 = 128;
 
 /// Number of threads per block of the kernel that computes sums of squares. It is constant, so the order of
 /// additions does not depend on the batch.
@@ -253,6 +253,6 @@ impl GpuKernel for QueryTemperatureScaling<'_> {
 }
 
 /// Returns the number of blocks of an elementwise kernel for each row of `cols` columns.
-fn blocks_per_row(cols: usize) -> usize {
+pub(super) fn blocks_per_row(cols: usize) -> usize {
     cols.div_ceil(BLOCK_COLUMNS)
 }

@@ -64,6 +64,7 @@ mod norm;
 mod one_shot_all_reduce;
 mod pooling;
 mod qk_rope;
+mod recurrent;
 mod rope_attention;
 mod route_rule;
 mod sample;

@@ -15,6 +15,7 @@ mod draft;
 mod linear;
 mod mla;
 mod moe;
+mod recurrent;
 mod sampling;
 mod step;
 mod support;
@@ -26,6 +27,7 @@ pub use draft::*;
 pub use linear::*;
 pub use mla::*;
 pub use moe::*;
+pub use recurrent::*;
 pub use sampling::*;
 pub use step::*;
 

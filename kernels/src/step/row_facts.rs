@@ -11,14 +11,18 @@ pub enum RowMetadataField {
     /// Sequence slot of the row, which is also the index of its block table; 0 for padding.
     SequenceSlot,
     /// 1 if the sequence has tokens before this row; 0 if the row begins the sequence, or is padding.
-    /// Recurrent layers (gated delta nets, Mamba) read it to reset the state of a sequence slot; no served
-    /// model has such layers today.
     ContinuesSequence,
+    /// State slot with the recurrent state before the row, plus 1; 0 if the row starts with the zero state.
+    StateRead,
+    /// State slot to which the recurrent state after the row is written, plus 1; 0 if the model has no recurrent
+    /// state, or the row is padding.
+    StateWrite,
 }
 
 impl RowMetadataField {
     /// All row facts, in the order of their discriminants.
-    pub const ALL: [Self; 2] = [Self::SequenceSlot, Self::ContinuesSequence];
+    pub const ALL: [Self; 4] =
+        [Self::SequenceSlot, Self::ContinuesSequence, Self::StateRead, Self::StateWrite];
     /// Number of row facts.
     pub const COUNT: usize = Self::ALL.len();
 }

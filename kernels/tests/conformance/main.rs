@@ -7,5 +7,6 @@ mod attention;
 mod linear;
 mod mla;
 mod qk_norm;
+mod recurrent;
 mod rows;
 mod support;

@@ -48,6 +48,7 @@ mod norm;
 mod pooling;
 mod qk_norm;
 mod qk_rope;
+mod recurrent;
 mod rope_attention;
 mod row_speed;
 mod sample;

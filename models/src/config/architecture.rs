@@ -52,13 +52,23 @@ pub enum ModelArchitecture {
     Gemma3Multimodal,
     /// `GptOssForCausalLM`
     GptOss,
+    /// `Qwen3NextForCausalLM`
+    Qwen3Next,
+    /// `Qwen3_5ForCausalLM`
+    Qwen35,
+    /// `Qwen3_5ForConditionalGeneration`, text part
+    Qwen35Multimodal,
+    /// `Qwen3_5MoeForCausalLM`
+    Qwen35Moe,
+    /// `Qwen3_5MoeForConditionalGeneration`, text part
+    Qwen35MoeMultimodal,
     /// `LlamaForCausalLMEagle3`: draft model of EAGLE-3
     LlamaEagle3,
 }
 
 impl ModelArchitecture {
     /// All supported architectures.
-    pub const ALL: [Self; 24] = [
+    pub const ALL: [Self; 29] = [
         Self::Llama,
         Self::Mistral,
         Self::Mistral3,
@@ -82,6 +92,11 @@ impl ModelArchitecture {
         Self::Gemma3,
         Self::Gemma3Multimodal,
         Self::GptOss,
+        Self::Qwen3Next,
+        Self::Qwen35,
+        Self::Qwen35Multimodal,
+        Self::Qwen35Moe,
+        Self::Qwen35MoeMultimodal,
         Self::LlamaEagle3,
     ];
 
@@ -112,6 +127,11 @@ impl ModelArchitecture {
             Self::Gemma3 => "Gemma3ForCausalLM",
             Self::Gemma3Multimodal => "Gemma3ForConditionalGeneration",
             Self::GptOss => "GptOssForCausalLM",
+            Self::Qwen3Next => "Qwen3NextForCausalLM",
+            Self::Qwen35 => "Qwen3_5ForCausalLM",
+            Self::Qwen35Multimodal => "Qwen3_5ForConditionalGeneration",
+            Self::Qwen35Moe => "Qwen3_5MoeForCausalLM",
+            Self::Qwen35MoeMultimodal => "Qwen3_5MoeForConditionalGeneration",
             Self::LlamaEagle3 => "LlamaForCausalLMEagle3",
         }
     }

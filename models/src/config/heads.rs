@@ -62,7 +62,13 @@ const fn absent_kv_heads(architecture: ModelArchitecture) -> Option<usize> {
         | ModelArchitecture::Mixtral
         | ModelArchitecture::SeedOss
         | ModelArchitecture::GptOss => Some(8),
-        ModelArchitecture::Qwen3Moe | ModelArchitecture::SmolLm3 => Some(4),
+        ModelArchitecture::Qwen3Moe
+        | ModelArchitecture::SmolLm3
+        | ModelArchitecture::Qwen35
+        | ModelArchitecture::Qwen35Multimodal => Some(4),
+        ModelArchitecture::Qwen3Next
+        | ModelArchitecture::Qwen35Moe
+        | ModelArchitecture::Qwen35MoeMultimodal => Some(2),
         _ => None,
     }
 }
@@ -73,6 +79,9 @@ const fn absent_kv_heads(architecture: ModelArchitecture) -> Option<usize> {
 fn absent_head_dim(fields: &JsonFields, architecture: ModelArchitecture) -> Option<usize> {
     if architecture == ModelArchitecture::GptOss {
         return Some(64);
+    }
+    if architecture.has_gated_delta() {
+        return Some(256);
     }
     let is_128 = matches!(
         architecture,

@@ -100,6 +100,9 @@ fn windowed_layers(
     window: Option<usize>,
 ) -> Result<Vec<bool>, ModelConfigError> {
     let layers = 0..config.layers;
+    if config.gated_delta.is_some() {
+        return Ok(Vec::new()); // Their layer types are read by `GatedDeltaConfig`.
+    }
     let listed = listed_layers(fields, config)?;
     Ok(match config.architecture {
         ModelArchitecture::Llama
@@ -111,6 +114,11 @@ fn windowed_layers(
         | ModelArchitecture::Qwen3VlMoe
         | ModelArchitecture::DeepseekV2
         | ModelArchitecture::DeepseekV3
+        | ModelArchitecture::Qwen3Next
+        | ModelArchitecture::Qwen35
+        | ModelArchitecture::Qwen35Multimodal
+        | ModelArchitecture::Qwen35Moe
+        | ModelArchitecture::Qwen35MoeMultimodal
         | ModelArchitecture::LlamaEagle3 => equal_layers(fields, config, listed, None)?,
         ModelArchitecture::Mistral
         | ModelArchitecture::Mistral3

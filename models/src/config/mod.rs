@@ -11,6 +11,7 @@ mod eagle3;
 mod error;
 #[cfg(test)]
 mod family_tests;
+mod gated_delta;
 mod gemma3;
 #[cfg(test)]
 mod gemma3_tests;
@@ -38,6 +39,7 @@ mod text_part;
 pub use architecture::ModelArchitecture;
 pub use eagle3::Eagle3Config;
 pub use error::ModelConfigError;
+pub use gated_delta::GatedDeltaConfig;
 pub use generation::GenerationConfig;
 pub use layer_attention::LayerAttentionConfig;
 pub use model_head::ModelHead;
@@ -106,6 +108,8 @@ pub struct ModelConfig {
     pub mlp_bias: bool,
     /// MLA dimensions; `None` if the layers use grouped-query attention.
     pub mla: Option<MlaConfig>,
+    /// Gated delta net layers; `None` = every layer is an attention layer.
+    pub gated_delta: Option<GatedDeltaConfig>,
     /// Number of MTP (NextN) modules in the checkpoint.
     pub mtp_layers: usize,
     /// Whether MTP modules are loaded. This is not a field of `config.json`: the code that loads the model
@@ -262,7 +266,19 @@ impl ModelConfig {
                 | ModelArchitecture::Qwen3VlMoe
                 | ModelArchitecture::Gemma3
                 | ModelArchitecture::Gemma3Multimodal
-        )
+        ) || self.gated_delta.is_some()
+    }
+
+    /// Whether each query head has a gate: the attention output is multiplied by the sigmoid of the gate.
+    #[must_use]
+    pub fn has_output_gate(&self) -> bool {
+        self.gated_delta.is_some()
+    }
+
+    /// Whether decoder layer `i` has a recurrent state instead of keys and values.
+    #[must_use]
+    pub fn is_recurrent(&self, i: usize) -> bool {
+        self.gated_delta.as_ref().is_some_and(|delta| delta.is_delta(i))
     }
 
     /// Whether all query heads together, and all key heads together, have an RMS norm before RoPE.
@@ -288,6 +304,7 @@ impl ModelConfig {
             ModelArchitecture::Gemma3 | ModelArchitecture::Gemma3Multimodal => {
                 NormWeightKind::ZeroCentred
             }
+            _ if self.gated_delta.is_some() => NormWeightKind::ZeroCentred,
             ModelArchitecture::GptOss => NormWeightKind::Unrounded,
             _ => NormWeightKind::Standard,
         }
@@ -333,19 +350,27 @@ impl ModelConfig {
     #[must_use]
     pub(crate) fn rotary_rows(&self) -> Option<RotaryRowOrder> {
         let rows = RotaryRowOrder { head_dim: self.head_dim, rotated: self.rotated_channels() };
-        (self.mla.is_none() && rows.rotated < rows.head_dim).then_some(rows)
+        let reorders = self.mla.is_none() && self.gated_delta.is_none();
+        (reorders && rows.rotated < rows.head_dim).then_some(rows)
     }
 
     /// Number of channels per head of query and key that RoPE rotates.
     #[must_use]
     pub fn rotated_channels(&self) -> usize {
+        if self.gated_delta.is_some() {
+            return self.rotary();
+        }
         (self.rotary() as f64 * self.rope.partial_rotary_factor) as usize
     }
 
     /// Number of channels per head of query and key in the RoPE tables. With partial RoPE, this number
-    /// includes channels that RoPE does not rotate.
+    /// includes channels that RoPE does not rotate, except in models with gated delta net layers: their QK norm has
+    /// a weight per channel, so that the channels keep their stored order.
     #[must_use]
     pub fn rotary(&self) -> usize {
+        if self.gated_delta.is_some() {
+            return (self.head_dim as f64 * self.rope.partial_rotary_factor) as usize;
+        }
         self.mla.map_or(self.head_dim, |mla| mla.qk_rope_head_dim)
     }
 

@@ -20,6 +20,10 @@ pub(super) fn moe(
         ModelArchitecture::Qwen2Moe => qwen2(fields, layers).map(Some),
         ModelArchitecture::Qwen3Moe => qwen3(fields, layers).map(Some),
         ModelArchitecture::Qwen3VlMoe => qwen3_vl(fields, layers).map(Some),
+        ModelArchitecture::Qwen3Next => qwen3_next(fields, layers).map(Some),
+        ModelArchitecture::Qwen35Moe | ModelArchitecture::Qwen35MoeMultimodal => {
+            qwen35(fields, layers).map(Some)
+        }
         ModelArchitecture::Mixtral => mixtral(fields).map(Some),
         ModelArchitecture::GptOss => gpt_oss(fields).map(Some),
         ModelArchitecture::DeepseekV2 | ModelArchitecture::DeepseekV3 => {
@@ -64,6 +68,25 @@ fn qwen2(fields: &JsonFields, layers: usize) -> Result<MoeConfig, ModelConfigErr
         has_shared_gate: true,
         ..qwen3(fields, layers)?
     })
+}
+
+/// Reads the MoE settings of Qwen3-Next: those of Qwen2-MoE, except that the routing weights of a token's experts are
+/// scaled to sum to 1 by default.
+fn qwen3_next(fields: &JsonFields, layers: usize) -> Result<MoeConfig, ModelConfigError> {
+    let norm_topk_prob = fields.flag("norm_topk_prob", true)?;
+    Ok(MoeConfig { norm_topk_prob, ..qwen2(fields, layers)? })
+}
+
+/// Reads the MoE settings of Qwen3.5-MoE: those of Qwen2-MoE, but every layer has experts, and the routing weights of a
+/// token's experts are always scaled to sum to 1.
+fn qwen35(fields: &JsonFields, layers: usize) -> Result<MoeConfig, ModelConfigError> {
+    if !fields.flag("norm_topk_prob", true)? {
+        return Err(
+            fields.unsupported("norm_topk_prob", "this architecture normalises the weights")
+        );
+    }
+    let moe = qwen2(fields, layers)?;
+    Ok(MoeConfig { norm_topk_prob: true, sparse_step: 1, dense_layers: Vec::new(), ..moe })
 }
 
 /// Reads the MoE settings of Qwen3-VL-MoE: the settings of Qwen3-MoE, but the routing weights of a token's

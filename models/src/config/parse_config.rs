@@ -13,8 +13,8 @@ use super::moe::moe;
 use super::rope::{RopeConfig, RopeScaling};
 use super::text_part::text_fields;
 use super::{
-    ActivationMultipliers, CheckpointDType, Eagle3Config, GenerationConfig, LayerAttentionConfig,
-    ModelArchitecture, ModelConfig, ModelConfigError, QuantizationConfig,
+    ActivationMultipliers, CheckpointDType, Eagle3Config, GatedDeltaConfig, GenerationConfig,
+    LayerAttentionConfig, ModelArchitecture, ModelConfig, ModelConfigError, QuantizationConfig,
 };
 
 pub(super) const WIDTH_LIMIT: u64 = 1 << 20;
@@ -53,7 +53,7 @@ pub(super) fn config(
         heads,
         kv_heads,
         head_dim,
-        intermediate: fields.size(intermediate_field(architecture), WIDTH_LIMIT)?,
+        intermediate: intermediate(fields, architecture)?,
         rms_eps: fields.positive("rms_norm_eps")? as f32,
         rope: RopeConfig::read(fields, architecture, max_positions)?,
         attention_temperature: RopeConfig::temperature(fields, architecture)?,
@@ -71,6 +71,7 @@ pub(super) fn config(
         out_bias,
         mlp_bias: fields.flag("mlp_bias", false)?,
         mla,
+        gated_delta: GatedDeltaConfig::read(fields, architecture, layers)?,
         mtp_layers: mtp_layers(fields, architecture)?,
         load_mtp: false,
         eagle: Eagle3Config::read(fields, architecture, hidden)?,
@@ -136,7 +137,7 @@ fn reject_unsupported(
             | ModelArchitecture::DeepseekV3
             | ModelArchitecture::Phi3
             | ModelArchitecture::LlamaEagle3
-    );
+    ) || architecture.has_gated_delta();
     if fixed && fields.flag("attention_bias", false)? {
         return Err(
             fields.unsupported("attention_bias", "the biases of this architecture are fixed")
@@ -206,9 +207,30 @@ impl AttentionBiasFlags {
             | ModelArchitecture::DeepseekV2
             | ModelArchitecture::DeepseekV3
             | ModelArchitecture::Phi3
+            | ModelArchitecture::Qwen3Next
+            | ModelArchitecture::Qwen35
+            | ModelArchitecture::Qwen35Multimodal
+            | ModelArchitecture::Qwen35Moe
+            | ModelArchitecture::Qwen35MoeMultimodal
             | ModelArchitecture::LlamaEagle3 => both(false),
         })
     }
+}
+
+/// Reads the intermediate size of a dense MLP; 0 if every layer has experts and the field is absent.
+fn intermediate(
+    fields: &JsonFields,
+    architecture: ModelArchitecture,
+) -> Result<usize, ModelConfigError> {
+    let field = intermediate_field(architecture);
+    let is_sparse = matches!(
+        architecture,
+        ModelArchitecture::Qwen35Moe | ModelArchitecture::Qwen35MoeMultimodal
+    );
+    if is_sparse {
+        return Ok(fields.size_or_none(field, WIDTH_LIMIT)?.unwrap_or(0));
+    }
+    fields.size(field, WIDTH_LIMIT)
 }
 
 /// Name of the field with the intermediate size of a dense MLP.

@@ -1,8 +1,8 @@
 //! Parser of the RoPE settings: `rope_parameters` (new form), or `rope_theta` and `rope_scaling` (old form).
 //!
 //! The scaling type may be written as `type` or as `rope_type` in both forms. The following are rejected:
-//! dynamic scaling; partial rotation and longrope scaling of architectures other than Phi-3; unknown parameters; and
-//! two spellings of a parameter with different values. See `layer_rope` for settings by layer type.
+//! dynamic scaling; longrope scaling of architectures other than Phi-3; partial rotation of architectures other than
+//! Phi-3 and those with gated delta net layers; unknown parameters; and two spellings of a parameter with different values. See `layer_rope` for settings by layer type.
 
 use super::json_fields::JsonFields;
 use super::layer_rope::{LOCAL_THETA, RopeSource, has_layer_types, reject_unread_settings};
@@ -154,12 +154,13 @@ impl RopeConfig {
         let RopeSource { new, old, theta_field, default_theta } = source;
         let theta = fields.positive_or_none(theta_field)?;
         let partial = partial_rotary(fields, architecture)?;
+        let default_partial = if architecture.has_gated_delta() { 0.25 } else { 1.0 };
         if let (Some(new), Some(old)) = (&new, &old) {
             reject_different_forms(new, old)?;
         }
         let Some(map) = new.or(old) else {
             let theta = theta.unwrap_or(default_theta);
-            let partial_rotary_factor = partial.unwrap_or(1.0);
+            let partial_rotary_factor = partial.unwrap_or(default_partial);
             return Ok(Self { theta, scaling: RopeScaling::Default, partial_rotary_factor });
         };
         for nested in ["full_attention", "sliding_attention"] {
@@ -167,7 +168,8 @@ impl RopeConfig {
                 return Err(map.unsupported(nested, "all layers must have equal RoPE parameters"));
             }
         }
-        let mrope = if architecture.is_multimodal() { MROPE_PARAMETERS } else { &[] };
+        let has_mrope = architecture.is_multimodal() || architecture.has_gated_delta();
+        let mrope = if has_mrope { MROPE_PARAMETERS } else { &[] };
         let has_temperature = AttentionTemperatureConfig::applies(fields, architecture);
         let temperature = if has_temperature { TEMPERATURE_PARAMETERS } else { &[] };
         map.reject_unknown(&[PARAMETERS, mrope, temperature].concat())?;
@@ -191,7 +193,8 @@ impl RopeConfig {
             ModelArchitecture::Phi3 => RopeScaling::phi3(&map, original, max_positions)?,
             _ => RopeScaling::read(&map, original, max_positions)?,
         };
-        Ok(Self { theta, scaling, partial_rotary_factor: partial.unwrap_or(1.0) })
+        let partial_rotary_factor = partial.unwrap_or(default_partial);
+        Ok(Self { theta, scaling, partial_rotary_factor })
     }
 
     /// Reads the attention temperature, whose parameters are in the RoPE settings.
@@ -356,9 +359,10 @@ fn partial_rotary(
     architecture: ModelArchitecture,
 ) -> Result<Option<f64>, ModelConfigError> {
     const FIELD: &str = "partial_rotary_factor";
+    let may_be_partial = architecture == ModelArchitecture::Phi3 || architecture.has_gated_delta();
     match fields.positive_or_none(FIELD)? {
         Some(factor) if factor > 1.0 => Err(fields.unsupported(FIELD, "it is at most 1.0")),
-        Some(factor) if factor < 1.0 && architecture != ModelArchitecture::Phi3 => {
+        Some(factor) if factor < 1.0 && !may_be_partial => {
             Err(fields.unsupported(FIELD, "only full rotation (1.0) is"))
         }
         factor => Ok(factor),

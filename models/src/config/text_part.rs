@@ -38,6 +38,8 @@ impl ModelArchitecture {
             Self::Mistral3 => &["mistral", "ministral3"],
             Self::Qwen3Vl => &["qwen3_vl_text"],
             Self::Qwen3VlMoe => &["qwen3_vl_moe_text"],
+            Self::Qwen35Multimodal => &["qwen3_5_text"],
+            Self::Qwen35MoeMultimodal => &["qwen3_5_moe_text"],
             Self::Gemma3Multimodal => &["gemma3_text"],
             _ => &[],
         }

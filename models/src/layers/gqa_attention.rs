@@ -10,7 +10,7 @@ use ops::{AttentionKeyRange, AttentionLayerParams, QkNormRopeParams, Tensor};
 /// Attention of a decoder layer: `x += o_proj(softmax(rope(q) · rope(k)ᵀ · scale) · v)`, where `q`, `k` and
 /// `v` are projections of `norm(x)`, and `scale` is `ModelConfig::softmax_scale`. If the model has a QK norm,
 /// it is applied to `q` and `k` before RoPE. If the model has an attention temperature, `q` is multiplied by
-/// the factor of its position.
+/// the factor of its position. If the model has output gates, the attention output is multiplied by their sigmoid.
 #[derive(Debug)]
 pub(crate) struct GqaAttention {
     qkv_proj: ColumnParallelLinear,
@@ -29,6 +29,8 @@ pub(crate) struct GqaAttentionCore {
     sinks: Option<Tensor>,
     /// Number of query channels of this rank.
     query_channels: usize,
+    /// Whether the last channels of the QKV projection are gates of the attention output.
+    has_output_gate: bool,
     kv_scales: LayerKvScales,
     o_proj: RowParallelLinear,
 }
@@ -85,6 +87,9 @@ impl GqaAttention {
             f.ops.attention_temperature(&mut qkv, factors, heads.query_channels, f.batch)?;
         }
         let mut o = f.ops.rope_attention(&qkv, &weights, &heads.shape(), f.kv, f.batch)?; // [tokens, q chans]
+        if heads.has_output_gate {
+            f.ops.sigmoid_gating(&mut o, &qkv)?;
+        }
         if let Some(rows) = logits_indices {
             x.retain_rows(f, rows)?; // [rows, hidden size]
             o = f.ops.gather_rows(&o, rows)?; // [rows, query channels]
@@ -123,6 +128,7 @@ impl GqaAttentionCore {
             },
             sinks: config.has_sinks().then(|| w.vector_f32("sinks")).transpose()?,
             query_channels: heads * config.head_dim,
+            has_output_gate: config.has_output_gate(),
             kv_scales,
             o_proj,
         })

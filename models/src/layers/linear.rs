@@ -24,8 +24,12 @@ impl ColumnParallelLinear {
         Ok(Self(w.linear(names, bias)?))
     }
 
-    /// Loads the query, key and value projections of GQA with their rows stacked.
+    /// Loads the query, key and value projections of GQA with their rows stacked. If the model has output gates, their
+    /// projections follow.
     pub(crate) fn load_qkv(w: &Weights<'_>, config: &ModelConfig) -> Result<Self, ModelLoadError> {
+        if config.has_output_gate() {
+            return Ok(Self(w.gated_qkv_linear(config.head_dim)?));
+        }
         Ok(Self(w.qkv_linear(config.qkv_bias, config.rotary_rows())?))
     }
 

@@ -105,6 +105,11 @@ impl SynthTokenizerSpec {
             | ModelArchitecture::Qwen3Moe
             | ModelArchitecture::Qwen3Vl
             | ModelArchitecture::Qwen3VlMoe
+            | ModelArchitecture::Qwen3Next
+            | ModelArchitecture::Qwen35
+            | ModelArchitecture::Qwen35Multimodal
+            | ModelArchitecture::Qwen35Moe
+            | ModelArchitecture::Qwen35MoeMultimodal
             | ModelArchitecture::SmolLm3
             | ModelArchitecture::Olmo2
             | ModelArchitecture::Olmo3

@@ -25,6 +25,9 @@ pub enum SynthDistribution {
     Norm,
     /// `k / 128`, where the hash selects an integer `k` from −8 to 7: weights of norms to which the model adds 1.
     CentredNorm,
+    /// The values of `Norm` in every model: weights of norms that are not zero-centred, although other norms of the model
+    /// are.
+    UncentredNorm,
     /// Integers: offsets from draft token ids to target token ids, which are spread evenly over the
     /// vocabulary; see `SynthDraftVocab`.
     Offsets,
@@ -63,6 +66,7 @@ impl SynthValueGenerator {
             SynthDistribution::Embedding
             | SynthDistribution::Norm
             | SynthDistribution::CentredNorm
+            | SynthDistribution::UncentredNorm
             | SynthDistribution::Offsets => 0,
             SynthDistribution::GroupScale => gain_exponent(inputs) - 4,
             SynthDistribution::Sink => 1,
@@ -78,7 +82,9 @@ impl SynthValueGenerator {
     pub fn value(&self, i: u64) -> f32 {
         let u = self.word(i);
         match self.values {
-            SynthDistribution::Norm => 1.0 + ((u >> 60) as f32 - 8.0) / 128.0,
+            SynthDistribution::Norm | SynthDistribution::UncentredNorm => {
+                1.0 + ((u >> 60) as f32 - 8.0) / 128.0
+            }
             SynthDistribution::CentredNorm => ((u >> 60) as f32 - 8.0) / 128.0,
             SynthDistribution::Scale
             | SynthDistribution::GroupScale

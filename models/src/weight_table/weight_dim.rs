@@ -1,6 +1,7 @@
 //! Dimensions of the shapes in the weight table.
 
 use crate::ModelConfig;
+use crate::config::GatedDeltaConfig;
 
 /// Dimension of a weight's shape, computed from the configuration.
 #[derive(Debug, Clone, Copy)]
@@ -40,12 +41,30 @@ pub(super) enum WeightDim {
     KvLoraRankPlusRope,
     /// Output channels of `kv_b_proj`: the key channels without RoPE and the value channels of all heads.
     MlaKvUp,
+    /// Query channels of all query heads, and as many output gates.
+    GatedQuery,
+    /// Number of value heads of a gated delta net.
+    DeltaHeads,
+    /// Two times the number of value heads of a gated delta net.
+    TwoDeltaHeads,
+    /// Value channels of one head of a gated delta net.
+    DeltaHead,
+    /// Value channels of all heads of a gated delta net.
+    DeltaValue,
+    /// Query, key and value channels of all heads of a gated delta net.
+    DeltaConv,
+    /// Query, key, value and gate channels of all heads of a gated delta net.
+    DeltaQkvz,
+    /// Number of tokens that the causal convolution of a gated delta net reads.
+    ConvWidth,
 }
 
 impl WeightDim {
     /// Size of the dimension in a model with this configuration; 0 if the model does not have the dimension.
     pub(super) fn of(self, config: &ModelConfig) -> usize {
         let (moe, mla, eagle) = (config.moe.as_ref(), config.mla, config.eagle);
+        let delta =
+            |size: fn(&GatedDeltaConfig) -> usize| config.gated_delta.as_ref().map_or(0, size);
         match self {
             Self::Vocab => config.vocab,
             Self::One => 1,
@@ -67,6 +86,14 @@ impl WeightDim {
             Self::QLoraRank => mla.and_then(|l| l.q_lora_rank).unwrap_or(0),
             Self::KvLoraRank => mla.map_or(0, |l| l.kv_lora_rank),
             Self::KvLoraRankPlusRope => mla.map_or(0, |l| l.kv_lora_rank + l.qk_rope_head_dim),
+            Self::GatedQuery => 2 * config.heads * config.head_dim,
+            Self::DeltaHeads => delta(|d| d.value_heads),
+            Self::TwoDeltaHeads => delta(|d| 2 * d.value_heads),
+            Self::DeltaHead => delta(|d| d.value_dim),
+            Self::DeltaValue => delta(GatedDeltaConfig::value_channels),
+            Self::DeltaConv => delta(GatedDeltaConfig::conv_channels),
+            Self::DeltaQkvz => delta(|d| d.conv_channels() + d.value_channels()),
+            Self::ConvWidth => delta(|d| d.conv_width),
             Self::MlaKvUp => config.heads * mla.map_or(0, |l| l.qk_nope_head_dim + l.v_head_dim),
         }
     }

@@ -92,7 +92,7 @@ impl FusedWeightLocation {
     pub(crate) fn of_family(spec: &TensorSpec, config: &ModelConfig) -> Option<Self> {
         let fused = Self::of(spec, config)?;
         let is_stored = match fused.experts {
-            Some(_) => has_transposed_experts(config),
+            Some(_) => has_transposed_experts(config) || has_fused_experts(config),
             None => stores_fused_rows(config, &fused),
         };
         is_stored.then_some(fused)
@@ -133,6 +133,14 @@ impl FusedWeightLocation {
 /// Whether published checkpoints store the experts of a layer in two tensors, with transposed matrices.
 fn has_transposed_experts(config: &ModelConfig) -> bool {
     matches!(config.architecture, ModelArchitecture::Qwen3VlMoe | ModelArchitecture::GptOss)
+}
+
+/// Whether published checkpoints store the experts of a layer in two tensors, with matrices that are not transposed.
+fn has_fused_experts(config: &ModelConfig) -> bool {
+    matches!(
+        config.architecture,
+        ModelArchitecture::Qwen35Moe | ModelArchitecture::Qwen35MoeMultimodal
+    )
 }
 
 /// Whether published checkpoints store `qkv_proj` and `gate_up_proj` of attention and dense MLPs.

@@ -6,6 +6,7 @@
 //! `finish` returns an error if a weight has not been loaded.
 
 mod checkpoint;
+mod delta_weights;
 mod digest;
 mod digest_workers;
 mod expert_weights;

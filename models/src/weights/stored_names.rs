@@ -93,7 +93,10 @@ pub(super) fn canonical_name(config: &ModelConfig, stored: &str) -> String {
 pub(crate) fn family_name(config: &ModelConfig, canonical: &str) -> String {
     let prefixes: &[TensorNameReplacement] = match config.architecture {
         ModelArchitecture::Mistral3 | ModelArchitecture::Gemma3Multimodal => LANGUAGE_MODEL,
-        ModelArchitecture::Qwen3Vl | ModelArchitecture::Qwen3VlMoe => MODEL_LANGUAGE_MODEL,
+        ModelArchitecture::Qwen3Vl
+        | ModelArchitecture::Qwen3VlMoe
+        | ModelArchitecture::Qwen35Multimodal
+        | ModelArchitecture::Qwen35MoeMultimodal => MODEL_LANGUAGE_MODEL,
         _ => &[],
     };
     let renamed = prefixes.iter().find_map(|spelling| {

@@ -205,7 +205,9 @@ fn is_unloaded_mtp(name: &str, config: &ModelConfig) -> bool {
     let layer = name.strip_prefix("model.layers.").and_then(|rest| rest.split('.').next());
     let layer: Option<usize> = layer.and_then(|layer| layer.parse().ok());
     let unloaded = config.kv_layers()..config.layers + config.mtp_layers;
-    layer.is_some_and(|layer| unloaded.contains(&layer))
+    // Qwen3-Next and Qwen3.5 store their MTP module, which is not supported, under a name of its own.
+    let is_separate = config.gated_delta.is_some() && name.starts_with("mtp.");
+    is_separate || layer.is_some_and(|layer| unloaded.contains(&layer))
 }
 
 /// Locates a weight that is stored as a separate tensor. The stored dtype determines whether the weight is

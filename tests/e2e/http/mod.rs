@@ -37,6 +37,7 @@ pub(crate) mod parallel_ranks;
 mod pooling;
 mod pooling_models;
 mod profile;
+mod recurrent;
 mod replayed_calls;
 mod replicas;
 mod replies;

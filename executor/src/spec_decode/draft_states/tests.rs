@@ -275,6 +275,7 @@ fn view(ops: &Ops, start: usize, len: usize) -> DeviceBatchMetadata {
         context_lens: vec![(start + len) as i32],
         block_tables: (0..8).collect(),
         further_groups: Vec::new(),
+        state_slots: Vec::new(),
     };
     DeviceBatchMetadata::new(ops, &inputs).unwrap()
 }
