@@ -43,6 +43,7 @@ pub const HEADERS: &[(&str, &str)] = &[
     ("attention_decode/mask_first_keys.h", include_str!("attention_decode/mask_first_keys.h")),
     ("attention_decode/merge_records.h", include_str!("attention_decode/merge_records.h")),
     ("attention_decode/ring.h", include_str!("attention_decode/ring.h")),
+    ("attention_decode/register_tiles.h", include_str!("attention_decode/register_tiles.h")),
     ("attention_decode/run_splits.h", include_str!("attention_decode/run_splits.h")),
     ("attention_decode/split_schedule.h", include_str!("attention_decode/split_schedule.h")),
     ("attention_prefill/load.h", include_str!("attention_prefill/load.h")),
