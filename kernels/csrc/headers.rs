@@ -79,6 +79,7 @@ pub const HEADERS: &[(&str, &str)] = &[
     ("mla_head_gemm/row_groups.h", include_str!("mla_head_gemm/row_groups.h")),
     ("mla_decode/merge.h", include_str!("mla_decode/merge.h")),
     ("mla_decode/records.h", include_str!("mla_decode/records.h")),
+    ("mla_decode/register_ring.h", include_str!("mla_decode/register_ring.h")),
     ("mla_decode/ring.h", include_str!("mla_decode/ring.h")),
     ("mla_decode/step.h", include_str!("mla_decode/step.h")),
     ("mla_decode/token.h", include_str!("mla_decode/token.h")),
