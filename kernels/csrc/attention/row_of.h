@@ -16,6 +16,6 @@ DEV u32 row_of(const i32* cu_q, u32 rows, u32 token) {
 
 // Returns the number of keys that `token` of `row` attends to, the key of `token` included.
 DEV u32 keys_seen(const i32* cu_q, const i32* context_lens, u32 row, u32 token) {
-    const i32 context = load_scalar(context_lens + row), later_tokens = load_scalar(cu_q + row + 1) - 1 - (i32)token;
+    const i32 context = load_scalar(context_lens + row), later_tokens = load_scalar(cu_q + (row + 1)) - 1 - (i32)token;
     return context > later_tokens ? (u32)(context - later_tokens) : 0;
 }

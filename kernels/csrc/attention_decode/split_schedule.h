@@ -77,7 +77,7 @@ DEV void split_row(SplitCursor& p, const BatchMetadata& rows) {
 // the same splits. (Every row has one token.)
 DEV bool follows_previous_row(const BatchMetadata& rows, u32 row, u32 split_log2) {
     if (row == 0 || table_of(rows, row) != table_of(rows, row - 1)) return false;
-    const u32 before = (u32)load_scalar(rows.context_lens + row - 1);
+    const u32 before = (u32)load_scalar(rows.context_lens + (row - 1));
     const u32 context = (u32)load_scalar(rows.context_lens + row);
     return before != 0 && context == before + 1 && origin_of(rows, before) == origin_of(rows, context) &&
            row_splits(rows, before, split_log2) == row_splits(rows, context, split_log2) &&

@@ -13,8 +13,7 @@ enum : u32 {
     ROWS_OF_WARP = KEYS / WARPS,
     OWN_PIECES = ROWS_OF_WARP * PIECES,
     COUNT = (OWN_PIECES + WARP_SIZE - 1) / WARP_SIZE,  // copies per lane and step
-    STEP_VALUES = KEYS * LINE,
-    STEPS_AHEAD = WARP_SIZE == 64 ? 1 : STAGES - 1  // steps that are loaded before the first one is multiplied
+    STEP_VALUES = KEYS * LINE
 };
 
 // Ring of pipeline stages in shared memory; a stage has the keys of one step.
@@ -26,8 +25,8 @@ struct KvStageRing {
     u32 at, end;  // current key, and end of the split
     u32 block;    // block-table entry of the warp's rows, loaded one step in advance
 #if WARP_SIZE == 64
-    u32 present;           // rows of this warp in the loaded step
-    u32x4 loaded[COUNT];
+    u32 present = 0;  // rows of this warp in the loaded step
+    u32x4 loaded[COUNT] = {};
 #endif
 };
 
@@ -94,14 +93,12 @@ DEV const half_t* next_step(KvStageRing& r, const BatchMetadata& rows, const hal
 #endif
 
 DEV KvStageRing begin_ring(half_t* steps, const SplitCursor& cursor, const BatchMetadata& rows, const half_t* pool) {
-    KvStageRing r{};
-    r.steps = steps;
-    r.cursor = cursor;
+    KvStageRing r{steps, 0, 0, cursor, 0, 0, 0};
     if (cursor.left != 0) {
         r.at = first_key(cursor);
         r.end = end_key(cursor);
         seek_step(r, rows);
     }
-    for (u32 i = 0; i < STEPS_AHEAD; ++i) fetch(r, rows, pool);
+    for (u32 i = 0; i + 1 < STAGES + (WARP_SIZE == 64 ? 1 : 0); ++i) fetch(r, rows, pool);
     return r;
 }

@@ -42,7 +42,7 @@ DEV WeightStrips load_strips(const half_t* w, u32 first) {
 DEV u32 skip_long_rows(const i32* cu_q, u32 row_count, u32 at, u32 end) {
 #ifdef LONG_ROW
     while (at < end) {
-        const u32 row = row_of(cu_q, row_count, at), row_end = (u32)load_scalar(cu_q + row + 1);
+        const u32 row = row_of(cu_q, row_count, at), row_end = (u32)load_scalar(cu_q + (row + 1));
         if (row_end < at + 16 || row_end - (u32)load_scalar(cu_q + row) < LONG_ROW) break;
         at += (row_end - at) / 16 * 16;
     }
