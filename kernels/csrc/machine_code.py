@@ -6,13 +6,22 @@ instructions, the widths of memory accesses, the waits for global memory and the
     gate.py --record [FOLDER...]     write the counts of the kernels in these folders to machine_code.txt
 
 The counts are static. Instructions of a loop are counted once each, in the order of their addresses, whether or not a
-branch skips them. Bank conflicts depend on addresses: the emulator of machine code counts them.
+branch skips them. Bank conflicts depend on addresses: the emulator of machine code counts them. Waves per SIMD by LDS count
+static LDS only, because the host chooses the dynamic LDS of a launch.
+
+A row that was recorded before a column existed has no such column (OPTIONAL_COLUMNS), and is compared without it. Another
+version of clang 22 than the recorded one has other counts; `worse_counts` finds those that are clearly worse.
 """
 import collections, math, re, subprocess
 
 WAVE_REGISTERS = 512  # per lane and SIMD of CDNA 3 and 4, shared by VGPRs and AGPRs
 WAVES_MAX = 8         # per SIMD
 REGISTER_UNIT = 8     # registers are allocated in units of this size
+SIMDS = 4             # per compute unit
+LDS_BYTES = {"gfx942": 64 << 10, "gfx950": 160 << 10}  # per compute unit
+LDS_UNIT = {"gfx942": 512, "gfx950": 1280}             # LDS is allocated in units of this size
+WAVE_LANES = 64
+OPTIONAL_COLUMNS = [r", sgpr spills \d+", r", waves per SIMD by static lds \d+"]
 
 # Cycles of the matrix unit by shape; four times the passes of the ISA guides of CDNA 3 and CDNA 4. 16x16x128 and 32x32x64
 # (f8f6f4) take the cycles of fp8, the slowest of their formats.
@@ -153,7 +162,8 @@ def is_matrix(instruction):
 
 def hot_loops(instructions):
     """Returns the bodies of the loops that decide the speed of a kernel. With matrix instructions these are the smallest
-    loops that multiply, and those that copy to LDS; otherwise the four innermost loops that load most."""
+    loops that multiply, the smallest loops around those that load nothing, and those that copy to LDS; otherwise the four
+    innermost loops that load most."""
     body = lambda loop: instructions[loop.first:loop.last + 1]
     loads = lambda loop: sum(bool(is_vector_load(i)) for i in body(loop))
     loops = loops_of(instructions)
@@ -162,13 +172,29 @@ def hot_loops(instructions):
         return [body(loop) for loop in sorted(hot)]
     multiplies = innermost([loop for loop in loops if any(map(is_matrix, body(loop)))])
     copies = [loop for loop in innermost(loops) if loads(loop) and any(i.op.startswith("ds_write") for i in body(loop))]
-    return [body(loop) for loop in sorted({*multiplies, *copies})]
+    around = [smallest_around(loop, filter(loads, loops)) for loop in multiplies if not loads(loop)]
+    return [body(loop) for loop in sorted({*multiplies, *copies, *filter(None, around)})]
+
+
+def smallest_around(inner, loops):
+    """Returns the smallest of the loops that contain another one, or None."""
+    found = [loop for loop in loops if loop != inner and loop.first <= inner.first and inner.last <= loop.last]
+    return min(found, key=lambda loop: loop.last - loop.first, default=None)
+
+
+def waves_by_lds(target, static_bytes, threads):
+    """Returns how many waves of blocks of `threads` threads are resident on a SIMD, if only static LDS limits them."""
+    if static_bytes == 0:
+        return WAVES_MAX
+    allocated = math.ceil(static_bytes / LDS_UNIT[target]) * LDS_UNIT[target]
+    waves = LDS_BYTES[target] // allocated * math.ceil(threads / WAVE_LANES)
+    return min(WAVES_MAX, math.ceil(waves / SIMDS))
 
 
 def resources(code_object):
     """Returns a text of the resources of each kernel by name."""
     notes = subprocess.run(["llvm-readelf-22", "--notes", code_object], capture_output=True, text=True, check=True).stdout
-    found = {}
+    found, target = {}, re.search(r"amdhsa\.target:.*--(gfx\w+)", notes)[1]
     for entry in re.split(r"\n  - \.agpr_count:", notes)[1:]:
         field = lambda name: re.search(rf"\.{name}:\s+(\S+)", entry)[1]
         agprs, registers = int(entry.split()[0]), int(field("vgpr_count"))
@@ -176,7 +202,8 @@ def resources(code_object):
         found[field("name")] = (
             f"vgpr {registers}, agpr {agprs}, sgpr {field('sgpr_count')}, "
             f"waves per SIMD by registers {min(WAVES_MAX, WAVE_REGISTERS // allocated)}, "
-            f"static lds {field('group_segment_fixed_size')}")
+            f"static lds {field('group_segment_fixed_size')}, sgpr spills {field('sgpr_spill_count')}, "
+            f"waves per SIMD by static lds {waves_by_lds(target, int(field('group_segment_fixed_size')), int(field('max_flat_workgroup_size')))}")
     return found
 
 
@@ -187,6 +214,41 @@ def report(code_object):
         lines.append(f"{kernel}: {text}")
         lines += [f"  loop: {loop_text(body)}" for body in hot_loops(functions[kernel])]
     return lines
+
+
+def without_new_columns(recorded, counts):
+    """Returns `counts` without the optional columns that the recorded rows of the same kernel do not have."""
+    kernels = {line.split(":")[0]: line for line in recorded if not line.startswith("  ")}
+    return [remove_columns(line, kernels.get(line.split(":")[0], line)) for line in counts]
+
+
+def remove_columns(line, recorded):
+    for column in OPTIONAL_COLUMNS:
+        if not re.search(column, recorded):
+            line = re.sub(column, "", line)
+    return line
+
+
+def number_in(line, pattern):
+    found = re.search(pattern, line)
+    return float(found[1]) if found else None
+
+
+def worse_counts(recorded, counts):
+    """Returns texts about counts that are worse than recorded ones beyond the differences between versions of clang 22."""
+    if len(recorded) != len(counts):
+        return [f"{len(counts)} rows, recorded are {len(recorded)}"]
+    limits = [("vgpr", r"vgpr (\d+)", 1.15), ("valu", r"valu (\d+)", 1.25), ("sgpr spills", r"sgpr spills (\d+)", 2.0),
+              ("waves per SIMD", r"by registers (\d+)", -1.0), ("loads in flight, mean", r"mean ([\d.]+)", -0.75)]
+    found = []
+    for old, new in zip(recorded, counts):
+        for name, pattern, limit in limits:
+            before, now = number_in(old, pattern), number_in(new, pattern)
+            if before is None or now is None:
+                continue
+            if now > before * limit + 2 if limit > 0 else now < before * -limit:
+                found.append(f"{name}: {now:g}, recorded is {before:g}")
+    return found
 
 
 def read_recorded(path):

@@ -39,6 +39,19 @@ DEV half_x8 load_kv8(const KV* p) { return widen_half(*(const fp8x8*)p); }
 DEV half_x8 load_kv8(const KV* p) { return *(const half_x8*)p; }
 #endif
 
+#if WARP_SIZE == 64 && HEAD_DIM == 64
+// Loads four consecutive elements of the KV pool as half_t.
+#  if KV_FP8
+DEV half_x4 load_kv4(const KV* p) {
+    struct WordPair { u32 v[2]; };
+    const u32 word = bits_as<u32>(*(const fp8x4*)p);
+    return bits_as<half_x4>(WordPair{{pack_exact(unpack_fp8_of<false>(word)), pack_exact(unpack_fp8_of<true>(word))}});
+}
+#  else
+DEV half_x4 load_kv4(const KV* p) { return *(const half_x4*)p; }
+#  endif
+#endif
+
 #if WARP_SIZE == 64
 enum : u32 {
     SLOTS = 1,           // number of queries per lane
@@ -153,8 +166,7 @@ DEV ValueOperand load_values(const KV* values, u32 stride, u32 present) {
         ValueChannelRun p = bits_as<ValueChannelRun>(HalfX8Pair{{zero8(), zero8()}});
         if (key < present) p = bits_as<ValueChannelRun>(HalfX8Pair{{load_kv8(from), load_kv8(from + 8)}});
 #  else
-        ValueChannelRun p;
-        for (u32 j = 0; j < PART; ++j) p.v[j] = key < present ? to_half(f32(from[j])) : to_half(0.f);
+        const ValueChannelRun p = bits_as<ValueChannelRun>(key < present ? load_kv4(from) : half_x4{});
 #  endif
         UNROLL for (u32 j = 0; j < PART; ++j) v.v[i][j] = p.v[j];
 #else

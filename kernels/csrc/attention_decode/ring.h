@@ -1,6 +1,6 @@
 // attention_decode/ring.h - loads tiles of 16 keys and values from the KV pool. Each warp has its own ring
 // buffer in shared memory, filled by cp.async up to TILES_AHEAD tiles ahead. Warps of 64 lanes load into
-// registers, one tile ahead.
+// registers, one tile ahead (register_tiles.h).
 #pragma once
 
 enum : u32 { TILE_VALUES = TILE_KEYS * D };  // elements of a key tile or a value tile
@@ -174,27 +174,5 @@ DEV void add_stored_values(SoftmaxState& r, const ScoreFragment& p, const KvTile
 }
 #endif
 #else
-enum : u32 { RING_BYTES = 0 };
-
-// Prefetched tile if there is no ring buffer in shared memory (warps of 64 lanes): the keys in registers, and
-// the address of the values.
-struct KvTileRing {
-    KeyOperand keys;
-    const KV* values;
-};
-
-DEV KvTileRing ring_of_warp(KV*) { return KvTileRing{}; }
-
-DEV void fetch(KvTileRing& ring, const KV* keys) {
-    if (keys == nullptr) return;
-    ring.keys = load_keys(keys, D);
-    ring.values = keys + BLOCK_TOKENS * D;
-}
-
-DEV void await_tile() {}
-
-DEV void load_tile(const KvTileRing& ring, u32 present, KeyOperand& k, ValueOperand& v) {
-    k = ring.keys;
-    v = load_values(ring.values, D, present);
-}
+#  include "attention_decode/register_tiles.h"
 #endif

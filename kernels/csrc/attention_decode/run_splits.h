@@ -31,7 +31,8 @@ DEV void seek_tile(PrefetchCursor& a, const BatchMetadata& rows) {
         next_split(a.cursor, rows);
         if (a.cursor.left != 0) enter_split(a);
     }
-    if (a.cursor.left != 0) a.block = (u32)rows.tables[(u64)a.cursor.table * rows.table_width + a.at / BLOCK_TOKENS];
+    if (a.cursor.left == 0) return;
+    a.block = (u32)load_scalar(rows.tables + (u64)a.cursor.table * rows.table_width + a.at / BLOCK_TOKENS);
 }
 
 DEV void fetch_next(KvTileRing& ring, PrefetchCursor& a, const BatchMetadata& rows, const KV* pool) {
@@ -60,8 +61,10 @@ DEV SplitRunState begin_run(const SplitCursor& cursor, const BatchMetadata& rows
         enter_split(a);
         seek_tile(a, rows);
     }
+#if WARP_SIZE == 32
     for (; run.fetched < TILES_AHEAD && a.cursor.left != 0 && !has_new_keys(a.at, a.cursor, rows); ++run.fetched)
         fetch_next(run.ring, a, rows, pool);
+#endif
     return run;
 }
 
@@ -179,6 +182,47 @@ DEV void softmax_tile(SoftmaxState& r, ScoreFragment& s, const SplitCursor& p, u
 
 #include "attention_decode/mask_first_keys.h"
 
+#if WARP_SIZE == 64
+// Returns the address of the tile at `a`, and begins to load the block-table entry of the tile after it. After the last
+// tile of the warp in the split, that is the first entry of the split, and not used.
+DEV const KV* advance_tile(PrefetchCursor& a, const BatchMetadata& rows, const KV* pool) {
+    const u64 tile = (u64)uniform(a.block) * (rows.kv_heads / KV_SHARERS) + a.cursor.head / KV_SHARERS;
+    const KV* keys = pool + tile * 2 * BLOCK_TOKENS * D + a.at % BLOCK_TOKENS * D;
+    a.at += WARPS * TILE_KEYS;
+    const u32 next = a.at < a.end ? a.at : first_key(a.cursor);
+    a.block = (u32)rows.tables[(u64)a.cursor.table * rows.table_width + next / BLOCK_TOKENS];
+    return keys;
+}
+
+// Processes the tiles of the current split of this warp. The next tile, which may be in another split, is loaded while
+// a tile is processed; after the last tile of the run, a tile that is in the same KV block.
+DEV void multiply_tiles(SoftmaxState& r, QueryOperand& mine, SplitRunState& run, const BatchMetadata& rows,
+                        const KV* pool, float factor) {
+    const SplitCursor& p = run.cursor;
+    PrefetchCursor& a = run.ahead;
+    const u32 end = end_key(p);
+    pin(mine);
+    for (u32 at = first_key(p) + warp_id() * TILE_KEYS; at < end;) {
+        // The inner loop ends where the next tile is in another split.
+        do {
+            ScoreFragment s = score(mine, loaded_keys(run.ring));
+            const KV* next = advance_tile(a, rows, pool);
+            fetch_keys(run.ring, next);
+            keep_load_order();
+#if FIRST_POSITION || WINDOWED
+            if (at == origin_of(p)) mask_first_keys(s.v, p, window_of(rows));
+#endif
+            softmax_tile(r, s, p, at, end, factor);
+            add_values(r, s, loaded_values(run.ring, end - at));
+            fetch_values(run.ring, next);
+            keep_load_order();
+            at += WARPS * TILE_KEYS;
+        } while (at < end && a.at < a.end);
+        if (a.at >= a.end) seek_tile(a, rows);
+    }
+}
+#endif
+
 // Processes all splits of this block; called after grid_wait(). `records`: SETS * SET floats of shared memory
 // for the partial results of the warps.
 DEV void finish_run(SplitRunState run, const QueryKeySource& source, const BatchMetadata& rows, const KV* pool,
@@ -194,6 +238,9 @@ DEV void finish_run(SplitRunState run, const QueryKeySource& source, const Batch
         if (done == 0) target = target_of(p, rows, to);
         SoftmaxState r;
         start(r);
+#if WARP_SIZE == 64
+        multiply_tiles(r, mine, run, rows, pool, factor);
+#else
         for (u32 at = first_key(p) + warp_id() * TILE_KEYS, end = end_key(p); at < end; at += WARPS * TILE_KEYS) {
             await_tile();
             complete_tile(source, run.ring, p, at);
@@ -217,6 +264,7 @@ DEV void finish_run(SplitRunState run, const QueryKeySource& source, const Batch
             add_values(r, s, v);
 #endif
         }
+#endif
         finish(r);
         put(r, records + warp_id() * GROUP * RECORD);
         team_sync();

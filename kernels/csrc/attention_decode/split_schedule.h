@@ -7,6 +7,7 @@
 // separate blocks have lower latency.
 #pragma once
 #include "attention/key_range.h"
+#include "dev/scalar.h"
 
 // Returns the number of splits of a context. A row without keys has one empty split, which writes zeros to
 // the output. `split_log2`: log2 of the split length chosen for all rows of a step, if the kernel uses one
@@ -39,8 +40,12 @@ struct SplitCursor {
 #endif
 };
 
-DEV u32 position_of(const BatchMetadata& rows, u32 token) { return rows.positions ? (u32)rows.positions[token] : 0; }
-DEV u32 table_of(const BatchMetadata& rows, u32 row) { return rows.table_rows ? (u32)rows.table_rows[row] : row; }
+DEV u32 position_of(const BatchMetadata& rows, u32 token) {
+    return rows.positions ? (u32)load_scalar(rows.positions + token) : 0;
+}
+DEV u32 table_of(const BatchMetadata& rows, u32 row) {
+    return rows.table_rows ? (u32)load_scalar(rows.table_rows + row) : row;
+}
 // Returns the first key of the first split of a row: the first key of its window, rounded down to a tile. Earlier
 // keys are neither read nor counted, and a tile has the same keys whatever the window.
 #if WINDOWED
@@ -64,15 +69,16 @@ DEV void split_row(SplitCursor& p, const BatchMetadata& rows) {
 #if WINDOWED
     p.origin = origin_of(rows, p.context);
 #endif
-    p.splits = row_splits(rows, p.context, p.split_log2);
-    p.span = even_split(p.context - origin_of(p), p.splits);
+    p.splits = uniform(row_splits(rows, p.context, p.split_log2));
+    p.span = uniform(even_split(p.context - origin_of(p), p.splits));
 }
 
 // Whether `row` is the token after that of the previous row in the same request, and both rows are cut into
 // the same splits. (Every row has one token.)
 DEV bool follows_previous_row(const BatchMetadata& rows, u32 row, u32 split_log2) {
     if (row == 0 || table_of(rows, row) != table_of(rows, row - 1)) return false;
-    const u32 before = (u32)rows.context_lens[row - 1], context = (u32)rows.context_lens[row];
+    const u32 before = (u32)load_scalar(rows.context_lens + (row - 1));
+    const u32 context = (u32)load_scalar(rows.context_lens + row);
     return before != 0 && context == before + 1 && origin_of(rows, before) == origin_of(rows, context) &&
            row_splits(rows, before, split_log2) == row_splits(rows, context, split_log2) &&
            (GROUP_SPLIT_LENGTH || span_of(rows, before, split_log2) == span_of(rows, context, split_log2));
@@ -116,9 +122,9 @@ DEV void next_split(SplitCursor& p, const BatchMetadata& rows) {
     p.head = 0;
     p.record += p.count * p.splits;
     p.row += p.count;
-    p.context = (u32)rows.context_lens[p.row];
+    p.context = (u32)load_scalar(rows.context_lens + p.row);
     p.table = table_of(rows, p.row);
-    p.token = (u32)rows.cu_q[p.row];
+    p.token = (u32)load_scalar(rows.cu_q + p.row);
     p.position = position_of(rows, p.token);
     extend_group(p, rows);
 }
@@ -146,7 +152,7 @@ DEV SplitCount count_splits(const BatchMetadata& rows, u32 first, u32 end, u32 t
         if (i < warp_id()) before += sums[i];
         all += sums[i];
     }
-    return SplitCount{before - mine, all};
+    return SplitCount{before - mine, uniform(all)};
 }
 
 // Returns the first split of this block in the list of all splits. Every thread of the block's team must call
@@ -192,14 +198,14 @@ DEV SplitCursor start_of_block(const BatchMetadata& rows, u32 split_log2 = 0) {
     p.split_log2 = split_log2;
     p.left = even + (bid_x() < remainder ? 1 : 0);
     if (p.left == 0) return p;
-    p.row = found[0];
-    p.context = found[2];
-    p.table = found[3];
-    p.token = found[4];
-    p.position = found[5];
-    p.record = found[6];
+    p.row = uniform(found[0]);
+    p.context = uniform(found[2]);
+    p.table = uniform(found[3]);
+    p.token = uniform(found[4]);
+    p.position = uniform(found[5]);
+    p.record = uniform(found[6]);
     extend_group(p, rows);
-    p.head = found[1] / p.splits;
-    p.split = found[1] % p.splits;
+    p.head = uniform(found[1] / p.splits);
+    p.split = uniform(found[1] % p.splits);
     return p;
 }

@@ -2,9 +2,9 @@
 // wavefronts of 64 lanes, which have no asynchronous copies.
 //
 // A step copies STEP consecutive elements of each of LINES lines (rows of x or W); each thread copies COUNT
-// vectors of 16 bytes. The loads of AHEAD steps are in flight. copy_load() issues the loads of a step without
-// a branch, because on AMD a branch ends with a wait for the loads inside it; copy_store() waits for the
-// loads of a step and stores the vectors.
+// vectors of 16 bytes. As soon as copy_store() has stored a vector, copy_load() loads that of the step AHEAD steps
+// later into its register: AHEAD * COUNT loads are in flight at every wait. copy_load() has no branch, because on
+// AMD a branch ends with a wait for the loads inside it.
 #pragma once
 #include "dev/register_copy.h"
 
@@ -35,22 +35,20 @@ TILE_COPY, class Line> DEV void copy_lines(TILE_COPY_TYPE& copy, const Line& lin
     }
 }
 
-// Loads elements [at, at + STEP) of all lines into register set `slot`. Lines have k elements; vectors past
-// the end of a line read the start of the line instead.
-TILE_COPY> DEV void copy_load(TILE_COPY_TYPE& copy, u32 slot, u32 k, u32 at) {
+// Loads piece p of elements [at, at + STEP) of the lines into register set `slot`. Lines have k elements; a vector
+// past the end of a line reads the start of the line instead.
+TILE_COPY> DEV void copy_load(TILE_COPY_TYPE& copy, u32 p, u32 slot, u32 k, u32 at) {
     const u32 column = at + copy_column(copy), from = column < k ? column : 0;
-    UNROLL for (u32 p = 0; p < TILE_COPY_TYPE::COUNT; ++p) copy.piece[slot][p] = load_piece(copy.line[p] + from);
+    copy.piece[slot][p] = load_piece(copy.line[p] + from);
+    keep_load_order();
 }
 
-// Stores elements [at, at + STEP) of all lines from register set `slot` to shared memory, where rows are
-// `stride` elements apart. Zeros are stored for lines that do not exist and for elements from k on.
-TILE_COPY> DEV void copy_store(T* stage, u32 stride, const TILE_COPY_TYPE& copy, u32 slot, u32 k, u32 at) {
-    const u32 column = copy_column(copy);
-    const bool inside = at + column < k;
-    UNROLL for (u32 p = 0; p < TILE_COPY_TYPE::COUNT; ++p) {
-        const u32 line = (tid() + p * THREADS) / TILE_COPY_TYPE::LINE_PIECES;
-        store_loaded(stage + line * stride + column, copy.piece[slot][p], inside && copy.present[p]);
-    }
+// Stores piece p of elements [at, at + STEP) of the lines from register set `slot` to shared memory, where rows
+// are `stride` elements apart. Zeros are stored for lines that do not exist and for elements from k on.
+TILE_COPY>
+DEV void copy_store(T* stage, u32 stride, const TILE_COPY_TYPE& copy, u32 p, u32 slot, u32 k, u32 at) {
+    const u32 column = copy_column(copy), line = (tid() + p * THREADS) / TILE_COPY_TYPE::LINE_PIECES;
+    store_loaded(stage + line * stride + column, copy.piece[slot][p], at + column < k && copy.present[p]);
 }
 
 // Copies lines of k elements to `stage` in steps of STEP elements, and calls multiply(slot) for each step
@@ -63,17 +61,17 @@ DEV void copy_steps(T* stage, u32 stride, TILE_COPY_TYPE& copy, u32 k, const Pre
     static_assert(AHEAD >= 2, "the slot of the next step is the current one");
     prefetch(0, 0);
     keep_load_order();
-    UNROLL for (u32 d = 0; d < AHEAD; ++d) {
-        copy_load(copy, d, k, d * STEP);
-        keep_load_order();
-    }
+    UNROLL for (u32 d = 0; d < AHEAD; ++d)
+        UNROLL for (u32 p = 0; p < TILE_COPY_TYPE::COUNT; ++p) copy_load(copy, p, d, k, d * STEP);
     for (u32 begin = 0; begin < k; begin += AHEAD * STEP) {
         UNROLL for (u32 d = 0; d < AHEAD; ++d) {
             const u32 at = begin + d * STEP;
-            copy_store(stage, stride, copy, d, k, at);
             prefetch((d + 1) % AHEAD, at + STEP < k ? at + STEP : (k - 1) / STEP * STEP);
             keep_load_order();
-            copy_load(copy, d, k, at + AHEAD * STEP);
+            UNROLL for (u32 p = 0; p < TILE_COPY_TYPE::COUNT; ++p) {
+                copy_store(stage, stride, copy, p, d, k, at);
+                copy_load(copy, p, d, k, at + AHEAD * STEP);
+            }
             sync();
             if (at < k) multiply(d);
             sync();

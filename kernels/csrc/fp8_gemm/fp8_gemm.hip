@@ -27,9 +27,17 @@ KERNEL(256) fp8_gemm(OUT* y, const fp8* x, const float* x_scales, const fp8* w, 
     const u32 first = bid_y() * TILE;
     const ScaledFp8Weights weights{w, w_scales, bid_x() * OUTPUTS, n, k, unit, scale_stride};
     const auto x_row = [&](u32 r) -> const fp8* { return first + r < m ? x + (u64)(first + r) * k : nullptr; };
-    const auto x_scale = [&](u32 r, u32 block) {
+#if WARP_SIZE == 64
+    // Rows that do not exist are zeros and have the scale of the last row.
+    const auto x_scale = [&](u32, u32 r, u32 block) {
+        const u32 row = first + r < m ? first + r : m - 1;
+        return scale_at(x_scales + (u64)block * x_scale_stride, row * (u32)sizeof(float));
+    };
+#else
+    const auto x_scale = [&](u32, u32 r, u32 block) {
         return first + r < m ? x_scales[(u64)block * x_scale_stride + first + r] : 1.f;
     };
+#endif
     const TileAccumulators sums = tile_product(weights, x_row, x_scale);
     each_output(weights, sums, [&](u32 r, u32 out, float sum, float) {
         const u32 row = first + r;

@@ -16,6 +16,10 @@
 #ifndef CHANNELS
 #  define CHANNELS 0
 #endif
+// Whether the second half of the strips of a step is loaded from shared memory after the first half has been multiplied.
+#ifndef SPLIT_STEP
+#  define SPLIT_STEP 0
+#endif
 
 enum : u32 {
     TILE = 64,                               // rows of x per tile, and lines of W per tile
@@ -69,28 +73,36 @@ DEV u32 first_row() { return warp_id() / WARPS_N * 16; }
 DEV u32 first_line() { return warp_id() % WARPS_N * STRIPS * STRIP_ROWS; }
 DEV u32 slot_row(u32 slot) { return WARP_SIZE == 64 ? strip_c_x(slot) : strip_c_x(slot * 2); }
 
-// Scales of the rows of x of this lane, for the step over columns [at, at + 128). scale_of(r, block) returns
-// the scale of row r of the tile for columns [128 block, 128 (block + 1)). With CHANNELS (one scale per row)
-// the scales are 1 here, and scale_of() is not called.
+// Scales of the rows of x of this lane, for the step over columns [at, at + 128). scale_of(i, r, block) returns
+// the scale of row i of the lane, row r of the tile, for columns [128 block, 128 (block + 1)). With CHANNELS (one
+// scale per row) the scales are 1 here, and scale_of() is not called.
 struct RowScales { float x[OWN]; };
 template <class Scale> DEV RowScales row_scales(const Scale& scale_of, u32 at) {
     RowScales scales;
-    UNROLL for (u32 i = 0; i < OWN; ++i) scales.x[i] = CHANNELS ? 1.f : scale_of(first_row() + slot_row(i), at / STEP_K);
+    UNROLL for (u32 i = 0; i < OWN; ++i) scales.x[i] = CHANNELS ? 1.f : scale_of(i, first_row() + slot_row(i), at / STEP_K);
     return scales;
 }
 
+#if WARP_SIZE == 32
 // Returns the scale of W for strip `t` (STRIP_ROWS rows of W) of this warp, for the step over columns [at, at
 // + 128). All rows of a strip of which a lane has outputs are in one scale block.
 DEV float strip_scale(const ScaledFp8Weights& w, u32 t, u32 at) {
     const u32 row = line_row(w, first_line() + t * STRIP_ROWS + strip_c_w(0));
     return CHANNELS ? 1.f : w.scales[(u64)(row / w.unit) * w.scale_stride + at / STEP_K];
 }
+#endif
+
+// Returns the scale `bytes` after p. AMD GPUs add a 32-bit offset to an address in scalar registers.
+DEV float scale_at(const float* p, u32 bytes) { return *(const float*)((const u8*)p + bytes); }
 
 // Adds the products over one step of 128 columns (K) to `sums`. w_scale(t) returns the scale of W for strip t
 // of this warp.
 template <class Scale> DEV void multiply_step(TileAccumulators& sums, const u8* stage, const RowScales& scales,
                                               const Scale& w_scale) {
     UNROLL for (u32 t = 0; t < STRIPS; ++t) {
+#if SPLIT_STEP
+        if (t == STRIPS / 2) __builtin_amdgcn_sched_barrier(0);
+#endif
         const u32 strip = first_line() + t * STRIP_ROWS;
         f32x4 part{{0.f, 0.f, 0.f, 0.f}};
         UNROLL for (u32 k = 0; k < STEP_K; k += 32) {
@@ -119,9 +131,15 @@ template <class Row, class Scale> DEV TileAccumulators tile_product(const Scaled
     copy_lines(copy, line, w.w);
     RowScales x_scales[2];
     float w_scales[2][STRIPS];
+    u32 from[STRIPS];  // of the scales of W of this lane, in bytes
+    UNROLL for (u32 t = 0; t < STRIPS; ++t) {
+        const u32 row = line_row(w, first_line() + t * STRIP_ROWS + strip_c_w(0));
+        from[t] = CHANNELS ? 0 : row / w.unit * w.scale_stride * (u32)sizeof(float);
+    }
     const auto load_scales = [&](u32 slot, u32 at) {
         x_scales[slot] = row_scales(x_scale, at);
-        UNROLL for (u32 t = 0; t < STRIPS; ++t) w_scales[slot][t] = strip_scale(w, t, at);
+        UNROLL for (u32 t = 0; t < STRIPS; ++t)
+            w_scales[slot][t] = CHANNELS ? 1.f : scale_at(w.scales + at / STEP_K, from[t]);
     };
     copy_steps((fp8*)stage, LINE, copy, w.k, load_scales, [&](u32 slot) {
         multiply_step(sums, stage, x_scales[slot], [&](u32 t) { return w_scales[slot][t]; });

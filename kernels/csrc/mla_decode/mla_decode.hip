@@ -54,7 +54,7 @@ enum : u32 {
     TILE = 16,  // keys per warp and step; heads per block
     TILES = WARP_SIZE == 64 ? 2 : 4,
     KEYS = TILES * TILE,
-    HALVES = WARP_SIZE == 64 ? 1 : 2,  // number of warps that share the channels of a tile's scores
+    HALVES = WARP_SIZE == 64 && KV_LORA_RANK < 512 ? 1 : 2,  // number of warps that share the channels of a tile's scores
     TOKEN_WARPS = TILES * HALVES,
     WARPS = TOKENS_PER_BLOCK * TOKEN_WARPS,
     TEAM = WARPS * WARP_SIZE,

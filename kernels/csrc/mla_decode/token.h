@@ -23,8 +23,8 @@ DEV SplitCursor cursor_at(const BatchMetadata& rows, u32 token, u32 run_end, u32
     if (token >= all) return p;
     p.row = row_of(rows.cu_q, rows.rows, token);
 #ifdef LONG_ROW
-    while ((u32)(rows.cu_q[p.row + 1] - rows.cu_q[p.row]) >= LONG_ROW) {
-        token = enter_run(rows, (u32)rows.cu_q[p.row + 1], run_end);
+    while ((u32)(load_scalar(rows.cu_q + (p.row + 1)) - load_scalar(rows.cu_q + p.row)) >= LONG_ROW) {
+        token = enter_run(rows, (u32)load_scalar(rows.cu_q + (p.row + 1)), run_end);
         if (token >= all) return p;
         p.row = row_of(rows.cu_q, rows.rows, token);
     }
@@ -32,7 +32,7 @@ DEV SplitCursor cursor_at(const BatchMetadata& rows, u32 token, u32 run_end, u32
     p.left = all - token;
     p.token = token;
     p.run_end = run_end;
-    const u32 row_end = (u32)rows.cu_q[p.row + 1], end = row_end < run_end ? row_end : run_end;
+    const u32 row_end = (u32)load_scalar(rows.cu_q + (p.row + 1)), end = row_end < run_end ? row_end : run_end;
     p.count = end - token;
     p.context = keys_seen(rows.cu_q, rows.context_lens, p.row, end - 1);
     p.table = table_of(rows, p.row);

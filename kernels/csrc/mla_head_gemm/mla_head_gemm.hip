@@ -3,7 +3,7 @@
 //
 //   y [tokens, y_stride], with head h from column h * OUTPUTS on; x [tokens, x_stride], with the INPUTS
 //   columns of head h from column h * x_head on
-//   w [heads][OUTPUTS][INPUTS]; all half_t, rows of x and W aligned to 16 bytes
+//   w [heads][OUTPUTS][INPUTS]; all half_t, rows of x and W aligned to 16 bytes, rows of y to 8 bytes
 //
 //   -DINPUTS=n (a multiple of 32)  -DOUTPUTS=n (a multiple of 16)
 //   -DLONG_ROW=n  tokens of rows with at least n tokens are skipped, except some at the ends of such rows;
@@ -42,13 +42,17 @@ DEV WeightStrips load_strips(const half_t* w, u32 first) {
 DEV u32 skip_long_rows(const i32* cu_q, u32 row_count, u32 at, u32 end) {
 #ifdef LONG_ROW
     while (at < end) {
-        const u32 row = row_of(cu_q, row_count, at), row_end = (u32)cu_q[row + 1];
-        if (row_end < at + 16 || row_end - (u32)cu_q[row] < LONG_ROW) break;
+        const u32 row = row_of(cu_q, row_count, at), row_end = (u32)load_scalar(cu_q + (row + 1));
+        if (row_end < at + 16 || row_end - (u32)load_scalar(cu_q + row) < LONG_ROW) break;
         at += (row_end - at) / 16 * 16;
     }
 #endif
     return at;
 }
+
+#if WARP_SIZE == 64
+#  include "mla_head_gemm/row_groups.h"
+#endif
 
 KERNEL(128)
 mla_head_gemm(half_t* y, const half_t* x, const half_t* w, const i32* cu_q, u32 row_count, u32 tokens, u32 rows, u32 x_head,
@@ -59,6 +63,11 @@ mla_head_gemm(half_t* y, const half_t* x, const half_t* w, const i32* cu_q, u32 
     grid_wait();
     grid_launch_dependents();
     const u32 end = (bid_z() + 1) * rows < tokens ? (bid_z() + 1) * rows : tokens;
+#if WARP_SIZE == 64
+    multiply_groups(HeadRows{y + head * OUTPUTS, x + head * x_head, x_stride, y_stride, end}, own, strip,
+                    skip_long_rows(cu_q, row_count, bid_z() * rows, end),
+                    [&](u32 at) { return skip_long_rows(cu_q, row_count, at + 16, end); });
+#else
     for (u32 at = bid_z() * rows; (at = skip_long_rows(cu_q, row_count, at, end)) < end; at += 16) {
         f32x4 sums[OWN];
         UNROLL for (u32 i = 0; i < OWN; ++i) sums[i] = f32x4{{0.f, 0.f, 0.f, 0.f}};
@@ -77,5 +86,6 @@ mla_head_gemm(half_t* y, const half_t* x, const half_t* w, const i32* cu_q, u32 
                 if (token < end && output < OUTPUTS) y[(u64)token * y_stride + head * OUTPUTS + output] = to_half(sums[i].v[e]);
             }
     }
+#endif
 }
 EXPORT(mla_head_gemm)

@@ -27,6 +27,8 @@
 #if TILES
 #  include "fp8_gemm_small_m/strips.h"
 #else
+// On gfx942 the vectors of a whole step would need the registers of a third block per compute unit.
+#  define SPLIT_STEP (DEV_AMD && DEV_GFX == 0x942)
 #  include "fp8_gemm/tile.h"
 #endif
 
@@ -81,9 +83,20 @@ KERNEL(256) moe_fp8_grouped_gemm(void* y, const fp8* x, const fp8* w, const u32*
     const ScaledFp8Weights weights = expert_weights(s, w, ExpertScales{scales, unit, scale_stride}, bid_x() * OUTPUTS,
                                                     n, k);
     const auto x_row = [&](u32 r) -> const fp8* { return r < s.rows ? x + (u64)x_of(rows, r) * x_stride : nullptr; };
-    const auto x_scale = [&](u32 r, u32 block) {
+#if WARP_SIZE == 64
+    // Choices are loaded before the loop: in it, the load of a scale would wait for that of its choice, and for all loads
+    // before. Rows that do not exist are zeros and have the scale of the last row.
+    u32 own[OWN];
+    UNROLL for (u32 i = 0; i < OWN; ++i) {
+        const u32 r = first_row() + slot_row(i);
+        own[i] = x_of(rows, r < s.rows ? r : s.rows - 1) * (u32)sizeof(float);
+    }
+    const auto x_scale = [&](u32 i, u32, u32 block) { return scale_at(x_scales + (u64)block * x_scale_stride, own[i]); };
+#else
+    const auto x_scale = [&](u32, u32 r, u32 block) {
         return r < s.rows ? x_scales[(u64)block * x_scale_stride + x_of(rows, r)] : 1.f;
     };
+#endif
     const TileAccumulators sums = tile_product(weights, x_row, x_scale);
     each_output(weights, sums, [&](u32 r, u32 out, float sum, float up) {
         if (r < s.rows && out < n / HALVES) put(y, rows, y_stride, r, out, sum, up);

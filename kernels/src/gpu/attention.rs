@@ -119,8 +119,8 @@ pub(super) struct DecodeOccupancyInputs {
     pub(super) record_bytes: usize,
     /// Maximum number of resident blocks per SM on NVIDIA GPUs, limited by registers.
     pub(super) max_blocks: usize,
-    /// Whether keys and values are fp8.
-    pub(super) kv_fp8: bool,
+    /// Channels of a head.
+    pub(super) head_dim: usize,
 }
 
 /// Number of ring-buffer stages and shared memory (bytes) of a decode block, and number of resident blocks
@@ -179,7 +179,7 @@ impl GpuBackend {
             group,
             record_bytes,
             max_blocks,
-            kv_fp8: shape.fp8() == 1,
+            head_dim: dim,
         });
         let mut defines = shape.defines();
         defines.push(("SMALL_BATCH", u32::from(small_batch)));
@@ -223,13 +223,13 @@ impl GpuBackend {
             group,
             record_bytes,
             max_blocks,
-            kv_fp8,
+            head_dim,
         } = *sizes;
         let record_sets = if group <= DECODE_WARPS { 2 } else { 1 };
         let records = record_sets * DECODE_WARPS * record_bytes;
         if self.warp_size() != 32 {
             let block_bytes = records + STATIC_BYTES;
-            let blocks = self.launch_limits().decode_blocks(block_bytes, group, kv_fp8);
+            let blocks = self.launch_limits().decode_blocks(block_bytes, group, head_dim);
             return DecodeOccupancy { stages: 1, shared_bytes: records, blocks };
         }
         let stage_bytes = DECODE_WARPS * 2 * TILE * row_bytes;

@@ -23,9 +23,10 @@ pub(super) const DRIVER_BYTES: usize = 1024;
 /// Number of blocks per SM or compute unit among which the small-M GEMMs divide weights. Every block reads x,
 /// so more blocks read x more often.
 const GEMM_BLOCKS: usize = 2;
-/// Maximum number of resident blocks of the absorbed MLA kernel without WGMMA, limited by registers: on AMD a wave
-/// takes all registers of its SIMD, and a block has two waves.
+/// Maximum number of resident blocks of the absorbed MLA kernel without WGMMA. On AMD its waves take up to half of the
+/// registers of a SIMD, so that `MLA_WAVES` of them are resident on a compute unit.
 const MLA_BLOCKS: usize = 2;
+const MLA_WAVES: usize = 8;
 impl GpuBackend {
     /// Returns the properties of the GPU from which launch shapes are computed.
     pub(super) fn launch_limits(&self) -> LaunchLimits {
@@ -37,12 +38,15 @@ impl GpuBackend {
     }
 }
 
-/// Maximum number of resident blocks of decode attention on AMD GPUs, limited by registers: a wave takes a third
-/// of the registers of its SIMD with up to `SMALL_GROUP` queries per block and a 16-bit KV cache, else half of
-/// them, and a block has one wave per SIMD.
-const DECODE_BLOCKS_SMALL_GROUP: usize = 3;
-const DECODE_BLOCKS: usize = 2;
-const SMALL_GROUP: usize = 2;
+/// Maximum number of resident blocks of decode attention on AMD GPUs, limited by registers. A block has one wave per
+/// SIMD, which takes a quarter of its registers for heads of up to `SMALL_HEAD` channels or up to `SMALL_GROUP` queries
+/// per block, half of them for heads of `LARGE_HEAD` channels, and a third of them otherwise.
+const DECODE_BLOCKS_SMALL: usize = 4;
+const DECODE_BLOCKS: usize = 3;
+const DECODE_BLOCKS_LARGE: usize = 2;
+const SMALL_GROUP: usize = 4;
+const SMALL_HEAD: usize = 64;
+const LARGE_HEAD: usize = 256;
 
 impl LaunchLimits {
     fn is_amd(self) -> bool {
@@ -68,18 +72,23 @@ impl LaunchLimits {
     }
 
     /// Number of resident blocks per compute unit of decode attention without a ring buffer, which uses
-    /// `block_bytes` bytes of shared memory and processes `group` queries together.
-    pub(super) fn decode_blocks(self, block_bytes: usize, group: usize, kv_fp8: bool) -> usize {
-        let is_small = group <= SMALL_GROUP && !kv_fp8;
-        let max = if is_small { DECODE_BLOCKS_SMALL_GROUP } else { DECODE_BLOCKS };
+    /// `block_bytes` bytes of shared memory and processes `group` queries of `head_dim` channels together.
+    pub(super) fn decode_blocks(self, block_bytes: usize, group: usize, head_dim: usize) -> usize {
+        let max = if head_dim >= LARGE_HEAD {
+            DECODE_BLOCKS_LARGE
+        } else if head_dim <= SMALL_HEAD || group <= SMALL_GROUP {
+            DECODE_BLOCKS_SMALL
+        } else {
+            DECODE_BLOCKS
+        };
         self.blocks_in_shared(block_bytes, max)
     }
 
     /// Number of resident blocks on the device of the absorbed MLA kernel without WGMMA, which uses `block_bytes`
-    /// bytes of shared memory.
-    pub(super) fn mla_decode_blocks(self, block_bytes: usize) -> usize {
+    /// bytes of shared memory and has `warps` warps per block.
+    pub(super) fn mla_decode_blocks(self, block_bytes: usize, warps: usize) -> usize {
         let blocks = if self.is_amd() {
-            self.blocks_in_shared(block_bytes, MLA_BLOCKS)
+            self.blocks_in_shared(block_bytes, (MLA_WAVES / warps).clamp(1, MLA_BLOCKS))
         } else {
             let capacity = self.shared_bytes + DRIVER_BYTES;
             (capacity / (block_bytes + DRIVER_BYTES)).clamp(1, MLA_BLOCKS)
@@ -112,7 +121,8 @@ mod tests {
         }
         for (stages, blocks) in [(1, 264), (2, 132), (3, 132)] {
             let step_bytes = 4 * 16 * (576 + 8) * 2;
-            assert_eq!(H200.mla_decode_blocks(stages * step_bytes + (7 << 10)), blocks, "{stages}");
+            let block_bytes = stages * step_bytes + (7 << 10);
+            assert_eq!(H200.mla_decode_blocks(block_bytes, 8), blocks, "{stages}");
         }
     }
 
@@ -124,12 +134,14 @@ mod tests {
         for (card, units, of_four_rows) in [(MI300X, 304, 1), (MI300A, 228, 1), (MI355X, 256, 2)] {
             assert_eq!(card.gemm_small_m_blocks(x(1)), 2 * units);
             assert_eq!(card.gemm_small_m_blocks(x(4)), of_four_rows * units);
-            assert_eq!(card.decode_blocks(4 << 10, 2, false), 3);
-            assert_eq!(card.decode_blocks(4 << 10, 2, true), 2);
-            assert_eq!(card.decode_blocks(4 << 10, 4, false), 2);
-            assert_eq!(card.mla_decode_blocks(MLA_BYTES), of_four_rows * units);
+            assert_eq!(card.decode_blocks(4 << 10, 16, 64), 4);
+            assert_eq!(card.decode_blocks(4 << 10, 4, 128), 4);
+            assert_eq!(card.decode_blocks(4 << 10, 8, 128), 3);
+            assert_eq!(card.decode_blocks(4 << 10, 4, 256), 2);
+            assert_eq!(card.mla_decode_blocks(MLA_BYTES, 4), of_four_rows * units);
+            assert_eq!(card.mla_decode_blocks(MLA_BYTES, 8), units, "two waves per SIMD");
         }
-        assert_eq!(MI300X.decode_blocks(40 << 10, 4, false), 1, "limited by the LDS of 64 KB");
-        assert_eq!(MI355X.decode_blocks(40 << 10, 4, false), 2);
+        assert_eq!(MI300X.decode_blocks(40 << 10, 4, 128), 1, "limited by the LDS of 64 KB");
+        assert_eq!(MI355X.decode_blocks(40 << 10, 4, 128), 4);
     }
 }

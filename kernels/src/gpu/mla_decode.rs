@@ -32,8 +32,9 @@ const MAX_KV_LORA_RANK: usize = 512;
 const PADDING: usize = 8;
 /// Maximum number of ring-buffer stages per block of the kernel without WGMMA.
 const MAX_STAGES: usize = 3;
-/// Static shared memory per block of the kernel without WGMMA, in bytes.
+/// Static shared memory per block of the kernel without WGMMA, in bytes; with warps of 32 and of 64 lanes.
 const STATIC_BYTES: usize = 7 << 10;
+const WAVEFRONT64_STATIC_BYTES: usize = 8 << 10;
 /// Maximum number of tokens per block on GPUs with wavefronts of 64 lanes; each token is processed by its own
 /// wavefronts. There are not enough registers for four tokens per block, or for two tokens per block on GPUs
 /// with warps of 32 lanes.
@@ -221,7 +222,7 @@ impl GpuBackend {
         } else {
             let (tiles, max_stages) = if self.warp_size() == 64 { (2, 1) } else { (4, MAX_STAGES) };
             let step_bytes = tiles * TILE * (layout.width() + PADDING) * 2;
-            let capacity = (self.shared_bytes() as usize).saturating_sub(STATIC_BYTES);
+            let capacity = (self.shared_bytes() as usize).saturating_sub(self.mla_static_bytes());
             match (capacity / step_bytes).min(max_stages) {
                 0 => return Ok(None),
                 stages => MlaDecodeKernel::Warps { stages, step_bytes },
@@ -308,11 +309,30 @@ impl GpuBackend {
         self.head_gemm(s, call, &o, &averages, w_uv)
     }
 
-    /// Returns the number of attention blocks that are resident on the device at a time.
+    /// Returns the static shared memory per block of the kernel without WGMMA, in bytes.
+    fn mla_static_bytes(&self) -> usize {
+        if self.warp_size() == 64 { WAVEFRONT64_STATIC_BYTES } else { STATIC_BYTES }
+    }
+
+    /// Returns the number of warps per token of a block of the kernel without WGMMA. On GPUs with wavefronts of 64
+    /// lanes, two wavefronts share the channels of 16 keys only if one of them does not have the registers for all.
+    fn warps_per_token(&self, layout: &MlaKvLayout) -> usize {
+        match self.warp_size() {
+            64 if layout.kv_lora_rank < MAX_KV_LORA_RANK => 2,
+            64 => 4,
+            _ => 8,
+        }
+    }
+
+    /// Returns the number of attention blocks for decode rows that are resident on the device at a time.
     fn decode_blocks(&self, call: &MlaDecodeLaunchArgs<'_>) -> usize {
         match call.kernel {
             MlaDecodeKernel::Warps { stages, step_bytes } => {
-                self.launch_limits().mla_decode_blocks(stages * step_bytes + STATIC_BYTES)
+                let max_tokens = call.args.rows.bounds.max_rows_per_request.max(1);
+                let tokens = call.tokens_per_block(max_tokens, self.warp_size());
+                let block_bytes = stages * step_bytes + self.mla_static_bytes();
+                let warps = tokens * self.warps_per_token(call.layout);
+                self.launch_limits().mla_decode_blocks(block_bytes, warps)
             }
             MlaDecodeKernel::Warpgroups { .. } => self.multiprocessors() as usize,
         }
@@ -408,9 +428,9 @@ impl GpuBackend {
                 ];
                 let defines = &defines[..defines.len() - omitted];
                 let kernel = self.kernel(&DECODE, "mla_decode", defines)?;
-                let tile_warps = if self.warp_size() == 64 { 2 } else { 8 };
-                let threads = tokens_per_block as u32 * tile_warps * self.warp_size();
-                Ok(KernelLaunch::new(kernel, grid, threads, (stages * step_bytes) as u32))
+                let warps = (tokens_per_block * self.warps_per_token(layout)) as u32;
+                let shared_bytes = (stages * step_bytes) as u32;
+                Ok(KernelLaunch::new(kernel, grid, warps * self.warp_size(), shared_bytes))
             }
             MlaDecodeKernel::Warpgroups { .. } => {
                 let defines = [kv_lora_rank, rope_dim, block, each_token, long];

@@ -80,7 +80,7 @@ impl GpuKernel for RopeAttention<'_> {
             group,
             record_bytes,
             max_blocks: BLOCKS_WITH_RING,
-            kv_fp8: false,
+            head_dim: dim,
         });
         let mut defines = vec![
             ("HEAD_DIM", dim as u32),
