@@ -130,7 +130,7 @@ pub(crate) const UNSUPPORTED_FLAGS: &[UnsupportedFlags] = &[
         "compilation-config jit-monitor-mode jit-monitor-verbose performance-mode",
     ),
     unsupported(
-        "models with recurrent state are not supported",
+        "the settings of recurrent states are fixed",
         "state-checkpoint-interval-tokens mamba-backend mamba-block-size mamba-cache-dtype \
          mamba-cache-mode mamba-cache-philox-rounds mamba-ssm-cache-dtype mamba-ssu-algorithm \
          enable-mamba-cache-stochastic-rounding enable-mamba-shared-prefix-checkpoint gdn-prefill-backend \
