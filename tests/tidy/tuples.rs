@@ -3,9 +3,9 @@
 use crate::source_tree::rust_files;
 
 /// Maximum number of functions with a tuple in a parameter type. It may be lowered, but not raised.
-const TUPLE_PARAMETERS_MAX: usize = 68;
+const TUPLE_PARAMETERS_MAX: usize = 30;
 /// Maximum number of functions with a tuple in the result type. It may be lowered, but not raised.
-const TUPLE_RESULTS_MAX: usize = 232;
+const TUPLE_RESULTS_MAX: usize = 229;
 
 /// Part of a function signature.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -44,7 +44,7 @@ impl StateTestRows {
         Self { first_token: 0, cu_q, read: column(1), write: column(2) }
     }
 
-    fn from_token(self, first_token: usize) -> Self {
+    fn starting_at(self, first_token: usize) -> Self {
         Self { first_token, ..self }
     }
 
@@ -241,12 +241,16 @@ fn expected_rule<T: CpuTestFloat>(
             let decay = (-f64::from(inputs.a_log[head]).exp() * step.exp().ln_1p()).exp();
             let size = key_dim * value_dim;
             let s = &mut state.delta[head * size..(head + 1) * size];
-            s.iter_mut().for_each(|s| *s *= decay);
+            for s in s.iter_mut() {
+                *s *= decay;
+            }
             for (j, v) in v.iter().enumerate() {
                 let column = |i: usize| i * value_dim + j;
                 let known: f64 = (0..key_dim).map(|i| s[column(i)] * k[i]).sum();
                 let delta = beta * (f64::from(v.value()) - known);
-                (0..key_dim).for_each(|i| s[column(i)] += k[i] * delta);
+                for (i, k) in k.iter().enumerate() {
+                    s[column(i)] += k * delta;
+                }
                 let sum: f64 = (0..key_dim).map(|i| s[column(i)] * q[i]).sum();
                 o.push(sum / (key_dim as f64).sqrt());
             }
@@ -354,7 +358,7 @@ fn states_do_not_depend_on_chunks() {
             // The states alternate between two slots.
             let [read, write] = if steps.len() % 2 == 0 { [2, 1] } else { [1, 2] };
             let read = if first == 0 { 0 } else { read };
-            steps.push(StateTestRows::new(&[[len, read, write]]).from_token(first));
+            steps.push(StateTestRows::new(&[[len, read, write]]).starting_at(first));
             first += len as usize;
         }
         assert_eq!(run_steps(&device, &steps), whole);
@@ -366,7 +370,7 @@ fn states_do_not_depend_on_other_rows() {
     for device in devices(2) {
         let together = run_steps(&device, &[step_rows()]).outputs;
         let values = layout().value_channels();
-        let row = StateTestRows::new(&[[3, 1, 4]]).from_token(6);
+        let row = StateTestRows::new(&[[3, 1, 4]]).starting_at(6);
         let alone = run_steps(&device, &[row]).outputs;
         assert_eq!(alone, together[6 * values..]);
     }
