@@ -164,7 +164,9 @@ impl<T: FloatElement> QkRopeLaunchArgs<'_, T> {
     fn scale_query(&self, y: &mut [T], head: usize) {
         let KvCacheScales::Heads(factors) = self.args.kv_scales else { return };
         let factor = factors.row::<f32>(0)[head];
-        y.iter_mut().for_each(|x| *x = T::store(x.load() * factor));
+        for x in y {
+            *x = T::store(x.load() * factor);
+        }
     }
 
     /// Factor of the keys of KV head `head`.

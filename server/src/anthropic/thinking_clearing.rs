@@ -38,7 +38,7 @@ impl ThinkingClearing {
         let keep = match edit.take("keep") {
             None => Some(KEEP_DEFAULT),
             Some(JsonValue::Str(word)) if word == "all" => None,
-            Some(value @ JsonValue::Object(_)) => Some(kept_turns(path, value)?),
+            Some(value @ JsonValue::Object(_)) => Some(kept_turns(&path, value)?),
             Some(other) => return Err(wrong_type(path, "\"all\" or an object", &other)),
         };
         Ok(Self { kind, keep })
@@ -71,9 +71,9 @@ impl ThinkingClearing {
 }
 
 /// Parses `{"type": "thinking_turns", "value": N}`, where N is at least 1.
-fn kept_turns(path: String, value: JsonValue) -> Result<usize, ApiError> {
+fn kept_turns(path: &str, value: JsonValue) -> Result<usize, ApiError> {
     let TypedQuantity { value, .. } =
-        TypedQuantity::take(path.clone(), value, &["thinking_turns"])?;
+        TypedQuantity::take(path.to_owned(), value, &["thinking_turns"])?;
     if value == 0 {
         return Err(ApiError::invalid(format!("{path}.value"), "must be at least 1"));
     }
