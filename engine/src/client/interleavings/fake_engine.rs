@@ -1,7 +1,6 @@
 //! Fake engine that finishes requests after a number of tokens.
 
 use super::super::*;
-use grammar::DecodingGuide;
 use shuttle::sync::mpsc;
 use shuttle::thread;
 use std::collections::BTreeMap;
