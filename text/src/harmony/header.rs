@@ -36,7 +36,7 @@ enum HarmonyChannel {
 
 /// What a message is, as its header says.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum HarmonySection {
+pub(super) enum HarmonyMessageKind {
     /// Reasoning: the channel `analysis`, and messages that are neither for the user nor calls.
     Reasoning,
     /// Content before tool calls: the channel `commentary`.
@@ -159,9 +159,9 @@ impl HarmonyHeader {
 
     /// Returns what the message is. `functions` are the names of the functions that the model may call;
     /// `None` = calls are not parsed.
-    pub(super) fn section(&self, functions: Option<&[String]>) -> HarmonySection {
+    pub(super) fn message_kind(&self, functions: Option<&[String]>) -> HarmonyMessageKind {
         if !self.is_assistant {
-            return HarmonySection::Reasoning;
+            return HarmonyMessageKind::Reasoning;
         }
         if let Some(recipient) = self.recipient.as_deref().filter(|name| *name != "all") {
             let is_known = |name: &&str| functions.is_some_and(|all| all.iter().any(|f| f == name));
@@ -170,15 +170,15 @@ impl HarmonyHeader {
                 None => Some(recipient).filter(is_known),
             };
             return match name {
-                Some(name) if functions.is_some() => HarmonySection::Call(name.to_owned()),
-                Some(_) => HarmonySection::Answer,
-                None => HarmonySection::Reasoning,
+                Some(name) if functions.is_some() => HarmonyMessageKind::Call(name.to_owned()),
+                Some(_) => HarmonyMessageKind::Answer,
+                None => HarmonyMessageKind::Reasoning,
             };
         }
         match self.channel {
-            Some(HarmonyChannel::Analysis) => HarmonySection::Reasoning,
-            Some(HarmonyChannel::Commentary) => HarmonySection::Preamble,
-            Some(HarmonyChannel::Answer) | None => HarmonySection::Answer,
+            Some(HarmonyChannel::Analysis) => HarmonyMessageKind::Reasoning,
+            Some(HarmonyChannel::Commentary) => HarmonyMessageKind::Preamble,
+            Some(HarmonyChannel::Answer) | None => HarmonyMessageKind::Answer,
         }
     }
 

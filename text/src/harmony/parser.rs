@@ -5,7 +5,7 @@
 
 mod malformed;
 
-use super::header::{HarmonyHeader, HarmonySection, HeaderStatus};
+use super::header::{HarmonyHeader, HarmonyMessageKind, HeaderStatus};
 use super::{HarmonyMarker, MARKERS};
 use crate::output_pieces::OutputPieceWriter;
 use crate::reasoning::ReasoningStart;
@@ -51,7 +51,7 @@ pub(crate) struct HarmonyParser {
     functions: Option<Arc<[String]>>,
     /// Section that text continues if it does not turn out to be a header: the section that was interrupted
     /// by a marker without the end of its message.
-    interrupted: Option<HarmonySection>,
+    interrupted: Option<HarmonyMessageKind>,
     has_reasoning: bool,
     has_content: bool,
     /// Whether a line break precedes the next character of the section.
@@ -142,7 +142,7 @@ impl HarmonyParser {
             CallParseStatus::Done => self.state = header_from(out.bytes_read),
             CallParseStatus::Invalid => {
                 self.emitter.break_call(out.start_of(c), out);
-                self.enter(&HarmonySection::Answer);
+                self.enter(&HarmonyMessageKind::Answer);
                 self.breaks_line = false;
                 return false;
             }
@@ -247,8 +247,8 @@ impl HarmonyParser {
             self.reject_call(out);
         }
         self.interrupted = match self.state {
-            HarmonyState::Reasoning => Some(HarmonySection::Reasoning),
-            HarmonyState::Content => Some(HarmonySection::Answer),
+            HarmonyState::Reasoning => Some(HarmonyMessageKind::Reasoning),
+            HarmonyState::Content => Some(HarmonyMessageKind::Answer),
             _ => None,
         };
         let mut header = HarmonyHeader::new(out.bytes_read - marker.text().len());
@@ -272,8 +272,8 @@ impl HarmonyParser {
     fn open_message(&mut self) {
         let HarmonyState::Header(header) = &mut self.state else { return };
         self.interrupted = None;
-        match header.section(self.functions.as_deref()) {
-            HarmonySection::Call(name) => {
+        match header.message_kind(self.functions.as_deref()) {
+            HarmonyMessageKind::Call(name) => {
                 let (from, text) = (header.from, std::mem::take(&mut header.text));
                 self.state = HarmonyState::CallHead(HarmonyCallHead { name, from, text });
                 self.has_answer = true;
@@ -283,15 +283,16 @@ impl HarmonyParser {
     }
 
     /// Begins the text of a message that is reasoning or content.
-    fn enter(&mut self, section: &HarmonySection) {
-        if *section == HarmonySection::Reasoning {
+    fn enter(&mut self, section: &HarmonyMessageKind) {
+        if *section == HarmonyMessageKind::Reasoning {
             self.state = HarmonyState::Reasoning;
             self.breaks_line = self.has_reasoning;
         } else {
             self.state = HarmonyState::Content;
             self.breaks_line = self.has_content;
         }
-        self.has_answer |= !matches!(section, HarmonySection::Reasoning | HarmonySection::Preamble);
+        self.has_answer |=
+            !matches!(section, HarmonyMessageKind::Reasoning | HarmonyMessageKind::Preamble);
     }
 }
 

@@ -1,6 +1,6 @@
 //! Malformed headers and calls, whose text becomes content.
 
-use super::super::header::{HarmonyHeader, HarmonySection};
+use super::super::header::{HarmonyHeader, HarmonyMessageKind};
 use super::{HarmonyCallHead, HarmonyParser, HarmonyState};
 use crate::output_pieces::OutputPieceWriter;
 
@@ -17,8 +17,8 @@ impl HarmonyParser {
         let interrupted = self.interrupted.take();
         let text = if let Some(start) = header.text_start() {
             let (before, text) = header.text.split_at(start);
-            match header.section(self.functions.as_deref()) {
-                HarmonySection::Call(name) => {
+            match header.message_kind(self.functions.as_deref()) {
+                HarmonyMessageKind::Call(name) => {
                     let (from, text) = (header.from, before.to_owned());
                     self.state = HarmonyState::CallHead(HarmonyCallHead { name, from, text });
                     self.has_answer = true;
@@ -28,7 +28,7 @@ impl HarmonyParser {
             text
         } else {
             let continues = interrupted.is_some();
-            self.enter(&interrupted.unwrap_or(HarmonySection::Answer));
+            self.enter(&interrupted.unwrap_or(HarmonyMessageKind::Answer));
             self.breaks_line &= !continues;
             header.text.as_str()
         };
@@ -39,7 +39,7 @@ impl HarmonyParser {
     pub(super) fn reject_call(&mut self, out: &mut OutputPieceWriter<'_>) {
         let replaced = std::mem::replace(&mut self.state, HarmonyState::Content);
         let HarmonyState::CallHead(head) = replaced else { return };
-        self.enter(&HarmonySection::Answer);
+        self.enter(&HarmonyMessageKind::Answer);
         head.text.chars().for_each(|c| self.content(c, out));
     }
 }
