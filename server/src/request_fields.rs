@@ -10,8 +10,8 @@ use super::api_error::ApiError;
 use super::ignored_parts::IgnoredRequestParts;
 use super::strict_json::JsonValue;
 pub(crate) use field_lookups::{FieldKind, FieldLookupRecord};
-use field_values::{as_float, as_int, out_of_range, printable};
-pub(crate) use field_values::{int_list, string_list, wrong_type};
+use field_values::{as_float, as_int, out_of_range};
+pub(crate) use field_values::{int_list, printable, string_list, wrong_type};
 use std::ops::RangeInclusive;
 
 /// Limits of the ignored field names in the reply header: number of names, and bytes per name.

@@ -1,6 +1,7 @@
 //! Context edits of Anthropic's API (`context_management`). Tool results and thinking blocks are cleared;
-//! compaction is accepted without effect, so that the prompt is only longer.
+//! compaction is accepted below its threshold, where it has no effect, and rejected above.
 
+use super::compaction::CompactionEdit;
 use super::thinking_clearing::{AppliedThinkingClearing, ThinkingClearing};
 use super::tool_use_clearing::{AppliedToolUseClearing, PromptTokenCounter, ToolUseClearing};
 use crate::api_error::ApiError;
@@ -8,6 +9,7 @@ use crate::request_fields::{RequestFields, wrong_type};
 use crate::strict_json::JsonValue;
 use serde::Serialize;
 use serde_json::Value;
+use std::mem::discriminant;
 
 const NAME: &str = "context_management";
 const EDITS_MAX: usize = 64;
@@ -15,18 +17,19 @@ const EDITS_MAX: usize = 64;
 const CLEAR_TOOL_USES: &str = "clear_tool_uses_";
 /// Type prefix of edits that clear thinking blocks.
 const CLEAR_THINKING: &str = "clear_thinking_";
-/// Type prefix of edits without effect.
+/// Type prefix of edits that summarise the conversation.
 const COMPACT: &str = "compact_";
 
-/// Context edits of a request that this server performs.
+/// Context edits of a request.
 #[derive(Debug, PartialEq)]
 pub(super) struct RequestedContextEdits {
     edits: Vec<ContextEdit>,
 }
 
-/// Context edit that this server performs.
+/// Context edit of a request.
 #[derive(Debug, PartialEq)]
 enum ContextEdit {
+    Compaction(CompactionEdit),
     ToolUses(ToolUseClearing),
     Thinking(ThinkingClearing),
 }
@@ -57,8 +60,7 @@ impl AppliedContextEdits {
 }
 
 impl RequestedContextEdits {
-    /// Removes `context_management` from `fields` and parses it; `None` if the request has none. Records the
-    /// field as having no effect if it contains an edit that is not performed.
+    /// Removes `context_management` from `fields` and parses it; `None` if the request has none.
     ///
     /// Errors: HTTP status 400 with the name of an invalid or unknown part.
     pub(super) fn take(fields: &mut RequestFields) -> Result<Option<Self>, ApiError> {
@@ -66,19 +68,19 @@ impl RequestedContextEdits {
         let mut management = RequestFields::of(NAME.to_owned(), value)?;
         let path = management.path("edits");
         let mut edits = Vec::new();
-        let listed = listed_edits(&mut management)?;
-        let count = listed.len();
-        for (index, edit) in listed.into_iter().enumerate() {
+        for (index, edit) in listed_edits(&mut management)?.into_iter().enumerate() {
             let mut edit = RequestFields::of(format!("{path}[{index}]"), edit)?;
-            if let Some(performed) = ContextEdit::take(&mut edit)? {
-                edits.push(performed);
-                fields.accept_rest(&edit);
+            let path = edit.path("type");
+            let taken = ContextEdit::take(&mut edit)?;
+            // Each edit renders and tokenises the prompt.
+            let is_same_kind = |earlier| discriminant(earlier) == discriminant(&taken);
+            if edits.iter().any(is_same_kind) {
+                return Err(ApiError::invalid(path, "an earlier edit has this type"));
             }
+            edits.push(taken);
+            fields.accept_rest(&edit);
         }
         fields.accept_rest(&management);
-        if edits.len() < count {
-            fields.accept_without_effect(NAME.to_owned());
-        }
         Ok(Some(Self { edits }))
     }
 
@@ -93,6 +95,7 @@ impl RequestedContextEdits {
         let mut applied_edits = Vec::new();
         for edit in &self.edits {
             applied_edits.extend(match edit {
+                ContextEdit::Compaction(_) => None,
                 ContextEdit::ToolUses(edit) => {
                     edit.apply(messages, prompt)?.map(AppliedEdit::ToolUses)
                 }
@@ -103,22 +106,36 @@ impl RequestedContextEdits {
         }
         Ok(AppliedContextEdits { applied_edits })
     }
+
+    /// Checks that no edit would replace the edited `messages` by a summary.
+    ///
+    /// Errors: HTTP status 400 with the name of the edit whose threshold the prompt exceeds; an error of the chat template.
+    pub(super) fn check_compaction(
+        &self,
+        messages: &Value,
+        prompt: &impl PromptTokenCounter,
+    ) -> Result<(), ApiError> {
+        self.edits.iter().try_for_each(|edit| match edit {
+            ContextEdit::Compaction(edit) => edit.check(messages, prompt),
+            ContextEdit::ToolUses(_) | ContextEdit::Thinking(_) => Ok(()),
+        })
+    }
 }
 
 impl ContextEdit {
-    /// Parses one edit; `None` if it has no effect.
+    /// Parses one edit.
     ///
     /// Errors: HTTP status 400 with the name of the invalid option, or of a type that is not supported.
-    fn take(edit: &mut RequestFields) -> Result<Option<Self>, ApiError> {
+    fn take(edit: &mut RequestFields) -> Result<Self, ApiError> {
         let kind = edit.required_string("type")?;
         if kind.starts_with(CLEAR_TOOL_USES) {
-            return Ok(Some(Self::ToolUses(ToolUseClearing::take(kind, edit)?)));
+            return Ok(Self::ToolUses(ToolUseClearing::take(kind, edit)?));
         }
         if kind.starts_with(CLEAR_THINKING) {
-            return Ok(Some(Self::Thinking(ThinkingClearing::take(kind, edit)?)));
+            return Ok(Self::Thinking(ThinkingClearing::take(kind, edit)?));
         }
         if kind.starts_with(COMPACT) {
-            return Ok(None);
+            return Ok(Self::Compaction(CompactionEdit::take(edit)?));
         }
         let message = "context edits of this type are not supported";
         Err(ApiError::unsupported(edit.path("type"), message))
@@ -276,13 +293,47 @@ mod tests {
             (all[3..].to_vec(), reply(2, 11))
         );
         assert_eq!(kept_thinking(&turns(3)), (all.clone(), json!([])));
-        let keep_all = json!({"type": "clear_thinking_20251015", "keep": "all"});
-        assert_eq!(kept_thinking(&keep_all), (all, json!([])));
+        for keep in [json!("all"), json!({"type": "all"})] {
+            let keep_all = json!({"type": "clear_thinking_20251015", "keep": keep});
+            assert_eq!(kept_thinking(&keep_all), (all.clone(), json!([])));
+        }
+    }
+
+    #[test]
+    fn compaction_is_rejected_above_its_threshold() {
+        let edit = |value: usize| {
+            json!({"type": "compact_20260112", "trigger": {"type": "input_tokens", "value": value},
+                "instructions": "Keep names.", "pause_after_compaction": true})
+        };
+        let tokens = ByteCounter.count(&conversation(4)).unwrap();
+        assert!(
+            taken(&edit(tokens)).unwrap().check_compaction(&conversation(4), &ByteCounter).is_ok()
+        );
+        let above = taken(&edit(tokens - 1)).unwrap();
+        let error = above.check_compaction(&conversation(4), &ByteCounter).unwrap_err();
+        assert_eq!(error.param.as_deref(), Some("context_management.edits[0].type"));
+        assert!(error.message.contains(&(tokens - 1).to_string()), "{}", error.message);
+        assert_eq!(applied(&json!({"type": "compact_20260112"}), 4).edits, json!([]));
+    }
+
+    #[test]
+    fn edits_of_one_type_are_rejected() {
+        let edit = json!({"type": "clear_thinking_20251015"});
+        let body = json!({NAME: {"edits": [edit, {"type": "compact_20260112"}, edit]}});
+        let body = JsonValue::parse(body.to_string().as_bytes()).unwrap();
+        let error =
+            RequestedContextEdits::take(&mut RequestFields::of_body(body).unwrap()).unwrap_err();
+        assert_eq!(error.param.as_deref(), Some("context_management.edits[2].type"));
     }
 
     #[test]
     fn invalid_edits_are_rejected_by_name() {
         for (edit, param) in [
+            (
+                json!({"type": "compact_20260112", "pause_after_compaction": 1}),
+                "pause_after_compaction",
+            ),
+            (json!({"type": "compact_20260112", "instructions": []}), "instructions"),
             (json!({"type": "rewrite_20300101"}), "type"),
             (json!({}), "type"),
             (

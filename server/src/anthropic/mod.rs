@@ -1,6 +1,7 @@
 //! POST `/v1/messages` and `/v1/messages/count_tokens`: the Anthropic Messages API, implemented with the code
 //! of chat completions.
 
+mod compaction;
 mod content_blocks;
 mod context_edits;
 mod convert;

@@ -38,7 +38,7 @@ impl ThinkingClearing {
         let keep = match edit.take("keep") {
             None => Some(KEEP_DEFAULT),
             Some(JsonValue::Str(word)) if word == "all" => None,
-            Some(value @ JsonValue::Object(_)) => Some(kept_turns(&path, value)?),
+            Some(value @ JsonValue::Object(_)) => kept_turns(&path, value)?,
             Some(other) => return Err(wrong_type(path, "\"all\" or an object", &other)),
         };
         Ok(Self { kind, keep })
@@ -63,6 +63,10 @@ impl ThinkingClearing {
             edited[message].as_object_mut().map(|fields| fields.remove(REASONING));
         }
         let cleared_input_tokens = prompt.count(messages)?.saturating_sub(prompt.count(&edited)?);
+        // Some templates leave out the reasoning of earlier turns themselves.
+        if cleared_input_tokens == 0 {
+            return Ok(None);
+        }
         let cleared_thinking_turns = cleared.len();
         *messages = edited;
         let r#type = self.kind.clone();
@@ -70,14 +74,20 @@ impl ThinkingClearing {
     }
 }
 
-/// Parses `{"type": "thinking_turns", "value": N}`, where N is at least 1.
-fn kept_turns(path: &str, value: JsonValue) -> Result<usize, ApiError> {
+/// Parses `{"type": "all"}` (`None`) or `{"type": "thinking_turns", "value": N}`, where N is at least 1.
+fn kept_turns(path: &str, value: JsonValue) -> Result<Option<usize>, ApiError> {
+    let is_all = |(key, value): &(String, JsonValue)| {
+        key == "type" && matches!(value, JsonValue::Str(kind) if kind == "all")
+    };
+    if matches!(&value, JsonValue::Object(pairs) if pairs.iter().any(is_all)) {
+        return Ok(None);
+    }
     let TypedQuantity { value, .. } =
         TypedQuantity::take(path.to_owned(), value, &["thinking_turns"])?;
     if value == 0 {
         return Err(ApiError::invalid(format!("{path}.value"), "must be at least 1"));
     }
-    Ok(value)
+    Ok(Some(value))
 }
 
 /// Returns the assistant turns that have thinking blocks, as lists of positions of such messages. A turn

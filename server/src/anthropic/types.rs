@@ -28,6 +28,8 @@ pub(super) struct AnthropicPromptParams {
     pub(super) format: Option<OutputConstraint>,
     /// Context edits that were applied to the messages; `None` = the request has no `context_management`.
     pub(super) context_edits: Option<AppliedContextEdits>,
+    /// Requested context edits.
+    requested_edits: Option<RequestedContextEdits>,
 }
 
 /// Validated Messages request.
@@ -74,8 +76,9 @@ pub(super) fn take(
         return Err(ApiError::invalid("max_tokens", "is missing"));
     };
     let stops = fields.strings("stop_sequences", 256, 16)?;
-    let AnthropicPromptParams { input, tools, thinking, format, context_edits } =
-        AnthropicPromptParams::take(fields, app, serving)?;
+    let params = AnthropicPromptParams::take(fields, app, serving)?;
+    params.check_compaction(serving)?;
+    let AnthropicPromptParams { input, tools, thinking, format, context_edits, .. } = params;
     let mut params = constrained_params(fields, serving, format)?;
     params.max_tokens = Some(max_tokens as u32);
     params.check_min_tokens()?;
@@ -121,7 +124,9 @@ impl AnthropicPromptParams {
         let (effort, format) = output_config(fields)?;
         let (thinking_enabled, budget) = thinking(fields)?;
         if let Some(thinking_enabled) = thinking_enabled {
-            for name in ["enable_thinking", "thinking"] {
+            let is_read =
+                |name: &&str| serving.template.as_ref().is_some_and(|t| t.has_variable(name));
+            for name in ["enable_thinking", "thinking"].into_iter().filter(is_read) {
                 kwargs.entry(name.to_owned()).or_insert(Value::Bool(thinking_enabled));
             }
         }
@@ -145,7 +150,7 @@ impl AnthropicPromptParams {
             kwargs,
             ..ChatInput::default()
         };
-        let edited = edits.map(|edits| edit_messages(&edits, &mut input, &tools, serving));
+        let edited = edits.as_ref().map(|edits| edit_messages(edits, &mut input, &tools, serving));
         let context_edits = edited.transpose()?;
         // Some agents set a thinking budget for every model. If the model has no reasoning parser, the
         // budget is accepted but has no effect.
@@ -157,7 +162,18 @@ impl AnthropicPromptParams {
             fields.accept_without_effect(unused.param.to_owned());
         }
         let thinking = budget.or(thinking_budget::RequestedThinkingBudget::take(fields)?);
-        Ok(Self { input, tools, thinking, format, context_edits })
+        let requested_edits = edits;
+        Ok(Self { input, tools, thinking, format, context_edits, requested_edits })
+    }
+
+    /// Checks that no edit would replace the conversation by a summary.
+    ///
+    /// Errors: HTTP status 400 with the name of the edit; an error of the chat template.
+    fn check_compaction(&self, serving: &ServingContext) -> Result<(), ApiError> {
+        let Some(edits) = &self.requested_edits else { return Ok(()) };
+        let tools = &self.tools.template_value;
+        let prompt = RenderedTokenCounter { serving, input: &self.input, tools };
+        edits.check_compaction(&self.input.messages, &prompt)
     }
 }
 

@@ -57,6 +57,11 @@ pub(super) fn of(name: &str) -> Option<Value> {
             "properties": {"type": text}, "required": ["type"],
         }),
         "tools" => json!({"type": ["array", "null"], "maxItems": 128, "items": {"type": "object"}}),
+        "modalities" => json!({
+            "type": ["array", "null"], "maxItems": 16, "contains": {"const": "text"},
+            "items": {"type": "string", "minLength": 1, "maxLength": 64},
+            "description": "kinds other than text have no effect",
+        }),
         "user" | "safety_identifier" | "service_tier" | "metadata" => {
             json!({"description": "accepted, no effect"})
         }

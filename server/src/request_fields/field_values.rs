@@ -112,7 +112,7 @@ pub(super) fn as_float(value: &JsonValue) -> Option<f32> {
 
 /// Replaces the characters of a field name that are not valid in a header, and shortens the name; the client
 /// may send any name.
-pub(super) fn printable(name: &str) -> String {
+pub(crate) fn printable(name: &str) -> String {
     let safe = name.chars().map(|c| if c.is_ascii_graphic() && c != ',' { c } else { '?' });
     safe.take(IGNORED_NAME_BYTES).collect()
 }

@@ -4,6 +4,7 @@
 //! response (`previous_response_id`), refer to its items (`item_reference`), and fetch it with GET.
 
 mod background;
+mod compaction;
 mod convert;
 mod events;
 mod hosted_tool_items;

@@ -198,7 +198,7 @@ impl InferenceEndpoint for ResponsesReplyFormatter {
         let parsed = types::take(&mut fields, serving, &mut stored)?;
         let mut ignored = ignored_fields(app, &fields)?;
         let ResponsesRequest { mut request, history, echoed_fields, tool_names, .. } = parsed;
-        let ResponsesRequest { previous, conversation, input, truncates, .. } = parsed;
+        let ResponsesRequest { previous, conversation, input, truncates, compaction, .. } = parsed;
         let ResponsesRequest { store, background, .. } = parsed;
         if background && request.params.stream {
             let message = "background responses cannot be streamed";
@@ -214,6 +214,7 @@ impl InferenceEndpoint for ResponsesReplyFormatter {
             Value::Array(messages) => place(messages),
             other => other,
         };
+        compaction.check(serving, &request)?;
         let started = start(app, serving, request, headers, permit)?;
         let StartedGeneration { generation, model, request_id, params, tool_call_ids, .. } =
             started;

@@ -6,7 +6,6 @@ use crate::request_fields::RequestFields;
 /// Fields used by OpenAI's servers for caching, billing and moderation; many clients set them by default.
 const FIELDS: &[&str] = &[
     "client_metadata",
-    "context_management",
     "moderation",
     "prompt_cache_key",
     "prompt_cache_options",

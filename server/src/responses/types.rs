@@ -1,5 +1,6 @@
 //! Parses and validates the fields of a Responses request.
 
+use super::compaction::CompactionThresholds;
 use super::request_context::ResponsesRequestContext;
 use super::service_fields::{self, no_logprobs};
 use super::stored_context::StoredContextReader;
@@ -37,6 +38,8 @@ pub(super) struct ResponsesRequest {
     pub(super) echoed_fields: Map<String, Value>,
     pub(super) tool_names: ToolNameMap,
     /// Whether the oldest messages are dropped if the prompt does not fit into the context length.
+    /// Thresholds above which the request is rejected, because conversations are not summarised.
+    pub(super) compaction: CompactionThresholds,
     pub(super) truncates: bool,
     pub(super) store: bool,
     pub(super) background: bool,
@@ -62,6 +65,7 @@ pub(super) fn take(
     let mut echoed_fields = Map::new();
     reject_unsupported(fields)?;
     service_fields::take(fields)?;
+    let compaction = CompactionThresholds::take(fields)?;
     let delivery = ResponseOptions::take(fields)?;
     delivery.echo(&mut echoed_fields);
     let ResponseTextConfig { constraint, echoed } = ResponseTextConfig::take(fields)?;
@@ -107,6 +111,7 @@ pub(super) fn take(
         input: input_items,
         echoed_fields,
         tool_names,
+        compaction,
         truncates,
         store,
         background,

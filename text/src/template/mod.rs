@@ -31,6 +31,7 @@ use engine::NamedTemplateSet;
 use model_template::AnalysedTemplate;
 use serde_json::{Map, Value};
 use source::{DEFAULT_NAME, TemplateSource};
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::path::Path;
 
@@ -39,6 +40,9 @@ pub const TEMPLATE_BYTES_MAX: usize = 1 << 20;
 
 /// Name of the template for conversations with tools.
 const TOOL_USE_NAME: &str = "tool_use";
+
+/// Request field with variables of the template.
+const KWARGS: &str = "chat_template_kwargs";
 
 /// Template variable that contains the reasoning effort of a request.
 const REASONING_EFFORT: &str = "reasoning_effort";
@@ -150,14 +154,19 @@ impl ChatTemplate {
         self.templates.values().any(|template| template.mentions(text))
     }
 
+    /// Whether one of the model's templates has a variable of the name `name`.
+    pub fn has_variable(&self, name: &str) -> bool {
+        self.templates.values().any(|template| template.has_variable(name))
+    }
+
     /// Whether `name` is the name of one of several templates of the model.
     pub fn has_named(&self, name: &str) -> bool {
         self.templates.len() > 1 && self.templates.contains_key(name)
     }
 
-    /// Returns the names of the fields of a conversation that the template omits from its output: the tool
-    /// definitions, the tool calls in messages, the documents, and the reasoning effort.
-    pub fn hidden_fields(&self, input: &ChatInput, has_tools: bool) -> Vec<&'static str> {
+    /// Returns the names of the fields of a conversation that the template does not read: the tool definitions,
+    /// the tool calls in messages, the documents, the reasoning effort, and `chat_template_kwargs` by key.
+    pub fn hidden_fields(&self, input: &ChatInput, has_tools: bool) -> Vec<Cow<'static, str>> {
         let name = input.template.as_deref();
         if name.is_some_and(|name| !self.has_named(name)) {
             return Vec::new();
@@ -167,18 +176,20 @@ impl ChatTemplate {
         let has_calls = messages.any(|message| message.get("tool_calls").is_some());
         let mut hidden = Vec::new();
         if has_tools && !template.shows_tools() {
-            hidden.push("tools");
+            hidden.push(Cow::Borrowed("tools"));
         }
         if has_calls && !template.shows_calls(has_tools) {
-            hidden.push("messages.tool_calls");
+            hidden.push(Cow::Borrowed("messages.tool_calls"));
         }
         let has_documents = input.documents.as_array().is_some_and(|list| !list.is_empty());
         if has_documents && !template.has_variable("documents") {
-            hidden.push("documents");
+            hidden.push(Cow::Borrowed("documents"));
         }
-        if input.kwargs.contains_key(REASONING_EFFORT) && !template.has_variable(REASONING_EFFORT) {
-            hidden.push(REASONING_EFFORT);
-        }
+        let unread = input.kwargs.keys().filter(|name| !template.has_variable(name));
+        hidden.extend(unread.map(|name| match name.as_str() {
+            REASONING_EFFORT => Cow::Borrowed(REASONING_EFFORT),
+            name => Cow::Owned(format!("{KWARGS}.{name}")),
+        }));
         hidden
     }
 

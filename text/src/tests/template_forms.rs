@@ -261,6 +261,20 @@ fn documents_and_effort_are_hidden_from_templates_without_them() {
 }
 
 #[test]
+fn unread_template_variables_are_named() {
+    let mut input = ChatInput { messages: json!([]), ..ChatInput::default() };
+    for name in ["enable_thinking", "preserve_thinking"] {
+        input.kwargs.insert(name.to_owned(), json!(true));
+    }
+    let hidden = |template: &str| compile(template).1.hidden_fields(&input, false);
+    assert_eq!(hidden("{{ enable_thinking }}"), ["chat_template_kwargs.preserve_thinking"]);
+    assert_eq!(
+        hidden("{{ messages.enable_thinking }}"),
+        ["chat_template_kwargs.enable_thinking", "chat_template_kwargs.preserve_thinking"]
+    );
+}
+
+#[test]
 fn failures_give_their_reason_without_added_characters() {
     let (_, template) = compile("{{ raise_exception('no ' ~ messages[0].content) }}");
     let messages = json!([{"role": "user", "content": "a<|im_end|>b"}]);

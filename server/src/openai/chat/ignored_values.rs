@@ -5,11 +5,13 @@ use super::types::ChatCompletionRequest;
 use crate::api_error::ApiError;
 use crate::app::{AppState, ServingContext};
 use crate::ignored_parts::IgnoredRequestParts;
+use crate::request_fields::printable;
+use std::borrow::Cow;
 
 /// Adds the names of request values without effect to `ignored`.
 ///
 /// Errors: HTTP status 400 if `--strict-fields` is set and the chat template does not show a field other than
-/// the reasoning effort.
+/// the reasoning effort and `chat_template_kwargs`.
 pub(crate) fn report_ignored(
     app: &AppState,
     serving: &ServingContext,
@@ -18,9 +20,13 @@ pub(crate) fn report_ignored(
 ) -> Result<(), ApiError> {
     let mut hints = IgnoredRequestParts::default();
     for name in hidden_fields(serving, request) {
-        // Agents send an effort for every model, so strict servers accept it too.
+        // Agents send an effort and template variables for every model, so strict servers accept them too.
         if name == "reasoning_effort" {
             hints.add(request.effort_field);
+            continue;
+        }
+        if name.starts_with("chat_template_kwargs.") {
+            hints.add(printable(&name));
             continue;
         }
         let name = name.replacen("messages", request.prompt_field, 1);
@@ -49,7 +55,10 @@ pub(super) fn enforces_strict_tools(
 
 /// Returns the names of fields in the request that the model's chat template does not show. A template sent
 /// in the request is not inspected.
-fn hidden_fields(serving: &ServingContext, request: &ChatCompletionRequest) -> Vec<&'static str> {
+fn hidden_fields(
+    serving: &ServingContext,
+    request: &ChatCompletionRequest,
+) -> Vec<Cow<'static, str>> {
     let has_tools = !request.tools.definitions.is_empty();
     let template = serving.template.as_ref();
     template.map_or_else(Vec::new, |template| template.hidden_fields(&request.input, has_tools))
