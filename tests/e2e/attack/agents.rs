@@ -6,6 +6,8 @@ use serde_json::{Value, json};
 
 const RESPONSES: &str = "/v1/responses";
 const CONVERSATIONS: &str = "/v1/conversations";
+/// Size in bytes above which the server removes the oldest stored responses, and the oldest conversations.
+const STORE_BYTES_MAX: usize = 64 << 20;
 
 fn send(target: &AttackTarget, kind: &str, path: &str, body: &Value) -> Option<Value> {
     let reply = target.post(kind, path, body.to_string().as_bytes())?;
@@ -25,6 +27,18 @@ fn call(target: &AttackTarget, kind: &str, method: &str, path: &str) {
 /// Returns `count` messages of `length` characters.
 fn items(count: usize, length: usize) -> Value {
     json!(vec![json!({"role": "user", "content": "x".repeat(length)}); count])
+}
+
+/// Fills the store of responses and the store of conversations up to their limits, so that memory growth afterwards
+/// is not that of stores that fill up.
+pub(super) fn fill_stores(target: &AttackTarget) {
+    const KIND: &str = "fill_stores";
+    let (items, bytes) = (500, 2_000);
+    for _ in 0..=STORE_BYTES_MAX / (items * bytes) {
+        let response = json!({"input": self::items(items, bytes), "max_output_tokens": 1, "truncation": "auto"});
+        send(target, KIND, RESPONSES, &response);
+        send(target, KIND, CONVERSATIONS, &json!({"items": self::items(items, bytes)}));
+    }
 }
 
 /// Stores responses, continues one of them several times, and reads, lists and deletes them, also with ids that

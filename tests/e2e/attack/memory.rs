@@ -19,7 +19,7 @@ const GROWTH_KIB_MAX: u64 = 1_280 << 10;
 /// pool threads varies.
 const DESCRIPTORS_MORE: u64 = 16;
 /// Minimum duration of a run for which the growth per hour is meaningful.
-const SLOPE_TIME_MIN: Duration = Duration::from_mins(20);
+pub(super) const SLOPE_TIME_MIN: Duration = Duration::from_mins(20);
 
 /// Samples the resident memory of a server, and checks the samples at the end.
 pub(super) struct MemorySampler {
@@ -80,6 +80,8 @@ impl MemorySampler {
             window.iter().min_by_key(|sample| sample.resident_kib).copied()
         };
         let floor: Vec<ResourceSample> = samples.chunks(WINDOW).filter_map(least).collect();
+        let floor_mib: Vec<u64> = floor.iter().map(|sample| sample.resident_kib >> 10).collect();
+        println!("memory: minima of the windows in MiB: {floor_mib:?}");
         let slope = slope(&floor, |sample| sample.resident_kib as f64);
         println!("memory: {slope:+.0} KiB an hour");
         (slope > SLOPE_KIB_MAX).then(|| format!("memory grows by {slope:.0} KiB an hour"))

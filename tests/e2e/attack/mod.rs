@@ -157,6 +157,9 @@ fn run(plan: &AttackPlan) -> AttackReport {
     let mut process = start();
     let target = AttackTarget::new(&process);
     let known = bystander::RecordedExchanges::learn(target.address);
+    if plan.time >= memory::SLOPE_TIME_MIN {
+        agents::fill_stores(&target);
+    }
     let first = Mutex::new(plan.kinds());
     let (over, counts) = (AtomicBool::new(false), Mutex::new(BTreeMap::new()));
     let memory = MemorySampler::new(process.id(), plan.time);
