@@ -106,6 +106,16 @@ impl KernelBackend {
         }
     }
 
+    /// Factor by which an FP8 value on this device is multiplied to have the range of OCP e4m3: 2 on GPUs with FNUZ e4m3,
+    /// where the bits of an OCP number represent half of its value, else 1.
+    #[must_use]
+    pub fn fp8_range_factor(&self) -> f32 {
+        match self {
+            Self::Cpu(_) => 1.0,
+            Self::Gpu(gpu) => gpu.fp8_range_factor(),
+        }
+    }
+
     /// Returns which logits rows vocab-parallel sampling supports on this device. The result is equal on all
     /// ranks.
     #[must_use]

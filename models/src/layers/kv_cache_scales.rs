@@ -24,7 +24,7 @@ const VALUE_SCALES: [&str; 6] = [
     "kv_scale",
 ];
 
-/// Dequantisation scales of the FP8 KV cache of one layer; 1 for other KV caches. Attention computes with the
+/// Dequantisation scales of the FP8 KV cache of one layer, in the FP8 format of the device; 1 for other KV caches. Attention computes with the
 /// stored keys and values: the softmax scale is multiplied by the largest key scale, and the columns of the
 /// output projection by the value scale of their head.
 #[derive(Debug)]
@@ -38,14 +38,17 @@ pub(crate) struct LayerKvScales {
 }
 
 impl LayerKvScales {
-    /// Loads the scales of an attention layer. A layer without stored scales has the scale 1.
+    /// Loads the scales of an attention layer. A layer without stored scales has the scale 1 (2 in FNUZ).
     pub(crate) fn load(config: &ModelConfig, w: &Weights<'_>) -> Result<Self, ModelLoadError> {
         let unit = Self { key: 1.0, values: vec![1.0], head_factors: None };
         if w.kv_dtype() != DType::F8E4M3 {
             return Ok(unit);
         }
+        // Checkpoints have scales for OCP numbers up to 448, which FNUZ (up to 240) represents with twice the scale.
+        let range = w.fp8_range_factor();
         let load = |names: &[&str]| -> Result<Vec<f32>, ModelLoadError> {
-            Ok(w.head_scales(names, config.kv_heads)?.unwrap_or_else(|| vec![1.0]))
+            let stored = w.head_scales(names, config.kv_heads)?.unwrap_or_else(|| vec![1.0]);
+            Ok(stored.into_iter().map(|scale| scale * range).collect())
         };
         let (keys, values) = (load(&KEY_SCALES)?, load(&VALUE_SCALES)?);
         let key = keys.iter().copied().fold(0.0, f32::max);

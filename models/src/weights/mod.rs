@@ -405,6 +405,11 @@ impl<'a> Weights<'a> {
         upload().map_err(|e| self.device(name, e))
     }
 
+    /// Factor of the scales of an FP8 KV cache (`KernelBackend::fp8_range_factor`).
+    pub(crate) fn fp8_range_factor(&self) -> f32 {
+        self.store.ops.device().fp8_range_factor()
+    }
+
     /// Dtype of the KV cache.
     #[must_use]
     pub fn kv_dtype(&self) -> DType {

@@ -111,9 +111,19 @@ impl GpuBackend {
         scaling.filter(|&scaling| blaslt.supports_fp8_scaling(scaling))
     }
 
-    /// Returns the fp8 format of this GPU; see `csrc/dev/fp8.h`.
+    /// Whether the fp8 format of this GPU is FNUZ; see `csrc/dev/fp8.h`.
+    fn has_fnuz_fp8(&self) -> bool {
+        self.arch() == "gfx942"
+    }
+
+    /// See `KernelBackend::fp8_range_factor`.
+    pub(crate) fn fp8_range_factor(&self) -> f32 {
+        if self.has_fnuz_fp8() { 2.0 } else { 1.0 }
+    }
+
+    /// Returns the fp8 format of this GPU.
     fn fp8_data_type(&self) -> BlasDataType {
-        if self.arch() == "gfx942" { BlasDataType::E4M3Fnuz } else { BlasDataType::E4M3 }
+        if self.has_fnuz_fp8() { BlasDataType::E4M3Fnuz } else { BlasDataType::E4M3 }
     }
 
     /// Allocates scratch memory for `rows` rows of quantised inputs, and for the outputs of these rows if `y`
