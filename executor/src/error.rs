@@ -65,16 +65,16 @@ pub enum ExecutorError {
         /// Bytes of KV cache that `kv_tokens_min` token positions need.
         needed: u64,
     },
-    /// The recurrent states of all state slots do not fit in the free memory.
+    /// The recurrent states of all state slots do not fit in the memory that they may take.
     #[error(
-        "{slots} state slots need {needed} bytes of memory and {free} are free: lower --max-num-seqs"
+        "{slots} state slots need {needed} bytes of memory and {free} are available: lower --max-num-seqs"
     )]
     StatesTooLarge {
         /// Number of state slots.
         slots: usize,
         /// Bytes of all state slots.
         needed: u64,
-        /// Free memory of the device in bytes.
+        /// Bytes that the states may take.
         free: u64,
     },
     /// No device memory is left for a KV cache after weights and activations are allocated.
@@ -92,6 +92,23 @@ pub enum ExecutorError {
         /// Minimum value of `utilization` (share of the total memory that may be used) with which at least
         /// one KV block would fit.
         sufficient: f64,
+    },
+    /// No device memory is left for a KV cache after weights, activations and recurrent states are allocated.
+    #[error(
+        "no memory is left for the KV cache: {free} of {total} bytes are free, recurrent states take {states}, and \
+         --gpu-memory-utilization is {utilization}; lower --max-num-seqs, or set at least {sufficient:.2}"
+    )]
+    NoKvMemoryAfterStates {
+        /// Total memory of the device in bytes.
+        total: u64,
+        /// Free memory of the device in bytes.
+        free: u64,
+        /// Configured share of the total memory that may be used.
+        utilization: f64,
+        /// Minimum value of `utilization` with which at least one KV block would fit.
+        sufficient: f64,
+        /// Bytes of the recurrent states.
+        states: u64,
     },
     /// The requested KV cache does not fit on the device.
     #[error(

@@ -300,13 +300,14 @@ impl Executor {
     fn blocks(&self, state: &StepState) -> Result<u32, ExecutorError> {
         let memory = self.model.ops.mem_info();
         let (kv, block_bytes) = (self.config.settings.kv_cache_size, self.spec.bytes_per_block());
+        let states = self.state_slots() as u64 * self.spec.bytes_per_state_slot();
         if !self.model.ops.device().captures_graphs() {
             let settings = &self.config.settings;
             let ranks = settings.ranks_on_host.into();
-            let states = self.state_slots() as u64 * self.spec.bytes_per_state_slot();
             let free = memory.free_bytes.saturating_sub(states.saturating_mul(ranks));
             let blocks = kv_sizing::blocks(kv, free, block_bytes, ranks);
-            kv_sizing::check_host(blocks, block_bytes, ranks, memory)?;
+            let kv_bytes = u64::from(blocks).saturating_mul(block_bytes);
+            kv_sizing::check_host(kv_bytes, states, ranks, memory)?;
             if matches!(kv, KvCacheSize::Auto) {
                 let needed = self.kv_blocks_min();
                 let tokens = settings.kv_tokens_min;
@@ -320,6 +321,7 @@ impl Executor {
             free: memory.free_bytes + state.kv_bytes(),
             utilization: self.config.settings.memory_utilization,
             graphs: (self.graph_shapes().len() * variants) as u64,
+            states,
         };
         gpu.blocks(kv, block_bytes)
     }
@@ -444,7 +446,10 @@ impl Executor {
         let draft_kv = draft.as_ref().map(draft_layout).transpose()?;
         let states = state_layout(model, &self.kv_grouping, self.state_slots(), &self.ranks);
         let states = states.map_err(uneven_heads_error)?;
-        let free = self.model.ops.mem_info().free_bytes;
+        let utilization =
+            device.captures_graphs().then_some(self.config.settings.memory_utilization);
+        let ranks = self.config.settings.ranks_on_host.into();
+        let free = kv_sizing::state_bytes_max(self.model.ops.mem_info(), utilization, ranks);
         kv_sizing::check_states(states.as_ref(), free)?;
         let tables =
             BlockTableLimits::of_groups(&self.spec, *max_model_len, self.most_tokens_in_flight());

@@ -15,6 +15,8 @@ pub(crate) struct GpuMemoryBudget {
     pub(crate) utilization: f64,
     /// Number of graphs that will be captured after the KV cache is allocated.
     pub(crate) graphs: u64,
+    /// Bytes of the recurrent states, which are part of the memory in use.
+    pub(crate) states: u64,
 }
 
 /// Bytes reserved for each captured graph, in which the driver stores kernel launches and parameters.
@@ -55,8 +57,17 @@ impl GpuMemoryBudget {
         if blocks > 0 {
             return Ok(u32::try_from(blocks).unwrap_or(u32::MAX));
         }
-        let Self { total, free, utilization, .. } = *self;
+        let Self { total, free, utilization, states, .. } = *self;
         let sufficient = needed as f64 / total.max(1) as f64;
+        if states > 0 {
+            return Err(ExecutorError::NoKvMemoryAfterStates {
+                total,
+                free,
+                utilization,
+                sufficient,
+                states,
+            });
+        }
         Err(ExecutorError::NoKvMemory { total, free, utilization, sufficient })
     }
 }
@@ -76,24 +87,37 @@ pub(crate) fn blocks(size: KvCacheSize, free_bytes: u64, block_bytes: u64, ranks
     }
 }
 
-/// Returns an error if the KV caches need more than the total memory of the host. `ranks` ranks share the
-/// host; each allocates `blocks` blocks of `block_bytes` bytes.
+/// Returns an error if the KV caches and recurrent states need more than the total memory of the host. `ranks` ranks share
+/// the host; each allocates `kv_bytes` bytes for its KV cache and `state_bytes` bytes for states.
 ///
 /// Errors: `KvTooLarge`, if the memory of the host is known. A smaller KV cache may still exceed the free
 /// memory, because the operating system allocates memory pages when they are first written.
 pub(crate) fn check_host(
-    blocks: u32,
-    block_bytes: u64,
+    kv_bytes: u64,
+    state_bytes: u64,
     ranks: u64,
     host: MemInfo,
 ) -> Result<(), ExecutorError> {
-    let needed = u64::from(blocks).saturating_mul(block_bytes).saturating_mul(ranks.max(1));
+    let needed = kv_bytes.saturating_add(state_bytes).saturating_mul(ranks.max(1));
     let is_known = host.total_bytes > 0;
     if is_known && needed > host.total_bytes {
         let (free, total) = (host.free_bytes, host.total_bytes);
         return Err(ExecutorError::KvTooLarge { needed, free, total });
     }
     Ok(())
+}
+
+/// Returns the bytes that recurrent states may take: on a GPU (`utilization` given), what the share of its total memory
+/// leaves; on a host, an equal part of the free memory for each of `ranks` ranks. 0 = unknown.
+pub(crate) fn state_bytes_max(memory: MemInfo, utilization: Option<f64>, ranks: u64) -> u64 {
+    let MemInfo { total_bytes: total, free_bytes: free } = memory;
+    match utilization {
+        Some(utilization) if total > 0 => {
+            let budget = (total as f64 * utilization) as u64;
+            budget.saturating_sub(total - free.min(total)).min(free).max(1)
+        }
+        _ => free / ranks.max(1),
+    }
 }
 
 /// Returns an error if the recurrent states of all state slots need more than `free` bytes.
@@ -162,7 +186,8 @@ mod tests {
     #[test]
     fn gpu_blocks_follow_memory_utilization() {
         const GIB: u64 = 1 << 30;
-        let gpu = GpuMemoryBudget { total: 100 * GIB, free: 80 * GIB, utilization: 0.9, graphs: 0 };
+        let (total, free) = (100 * GIB, 80 * GIB);
+        let gpu = GpuMemoryBudget { total, free, utilization: 0.9, graphs: 0, states: 0 };
         // Of 100 GiB, 90 GiB may be used; 20 GiB are in use and 2 GiB are reserved for the driver, so 68
         // blocks of 1 GiB fit.
         assert_eq!(gpu.blocks(KvCacheSize::Auto, GIB).unwrap(), 68);
@@ -172,14 +197,19 @@ mod tests {
         let full = GpuMemoryBudget { utilization: 0.2, ..gpu };
         let error = full.blocks(KvCacheSize::Auto, GIB).unwrap_err().to_string();
         assert!(error.contains("0.23"), "20 used, 2 reserved, 1 block: {error}");
+        let states = GpuMemoryBudget { states: 15 * GIB, ..full };
+        let error = states.blocks(KvCacheSize::Auto, GIB).unwrap_err().to_string();
+        assert!(error.contains(&(15 * GIB).to_string()), "{error}");
+        assert!(error.contains("--max-num-seqs") && error.contains("0.23"), "{error}");
     }
 
     #[test]
     fn caches_larger_than_the_host_are_rejected() {
         let host = MemInfo { total_bytes: 8 << 20, free_bytes: 2 << 20 };
-        assert!(check_host(8, 1 << 20, 1, host).is_ok());
-        for (blocks, ranks) in [(9, 1), (5, 2), (u32::MAX, 1)] {
-            let text = check_host(blocks, 1 << 20, ranks, host).unwrap_err().to_string();
+        assert!(check_host(8 << 20, 0, 1, host).is_ok());
+        assert!(check_host(3 << 20, 1 << 20, 2, host).is_ok());
+        for (kv, states, ranks) in [(9, 0, 1), (5, 0, 2), (1 << 40, 0, 1), (8, 1, 1), (3, 2, 2)] {
+            let text = check_host(kv << 20, states << 20, ranks, host).unwrap_err().to_string();
             assert!(text.contains("lower --kv-cache-memory-bytes"), "{text}");
         }
     }
@@ -201,6 +231,15 @@ mod tests {
         let text = check(4, 5, 16, 65).unwrap_err().to_string();
         assert!(text.contains("the pool has 4 KV blocks of 16 tokens, 65 tokens"), "{text}");
         assert!(text.contains("need 5"), "{text}");
+    }
+
+    #[test]
+    fn states_are_limited_by_utilization_and_ranks() {
+        let memory = MemInfo { total_bytes: 100, free_bytes: 70 };
+        assert_eq!(state_bytes_max(memory, Some(0.9), 2), 60);
+        assert_eq!(state_bytes_max(memory, Some(0.2), 1), 1, "no memory is not unknown memory");
+        assert_eq!(state_bytes_max(memory, None, 2), 35);
+        assert_eq!(state_bytes_max(MemInfo { total_bytes: 0, free_bytes: 0 }, Some(0.9), 1), 0);
     }
 
     #[test]

@@ -90,8 +90,8 @@ impl KvKind {
         }
         let all = len.div_ceil(block_tokens);
         self.window().map_or(all, |window| {
-            // One block more at each end: rows begin within a block, and the first key is that of the query
-            // at the last block boundary.
+            // One block more at each end: a row may begin within a block, and blocks before the window are freed
+            // only when a row crosses a block boundary.
             let positions = (window - 1).saturating_add(in_flight);
             all.min(positions.div_ceil(block_tokens) + 2)
         })

@@ -120,8 +120,8 @@ pub struct BenchStepArgs {
 /// Arguments of `hadron bench ops`.
 #[derive(Debug, Clone, Args)]
 pub struct BenchOpsArgs {
-    /// Model folder or hub id that provides the shapes; weights are not read, and windows, sinks, biases of experts and
-    /// gate activations other than SiLU are not measured [default: Qwen3-0.6B]
+    /// Model folder or hub id that provides the shapes; weights are not read, and windows, sinks, biases of experts,
+    /// gate activations other than SiLU, gated delta nets and output gates are not measured [default: Qwen3-0.6B]
     #[arg(value_name = "MODEL")]
     pub model: Option<String>,
     /// Device; auto selects a GPU if there is one, else the CPU

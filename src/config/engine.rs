@@ -50,9 +50,10 @@ pub struct EngineArgs {
     #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true",
           default_value_t = true, action = clap::ArgAction::Set, value_name = "BOOL")]
     pub enable_prefix_caching: bool,
-    /// Maximum running requests per replica
-    #[arg(long, alias = "max-running-requests", default_value_t = 512, value_name = "COUNT")]
-    pub max_num_seqs: u32,
+    /// Maximum running requests per replica [default: 512; 128 for models with recurrent state, which takes memory for
+    /// each of them]
+    #[arg(long, alias = "max-running-requests", value_name = "COUNT")]
+    pub max_num_seqs: Option<u32>,
     /// Maximum tokens of a step [default: 512 on the CPU, 8192 on a GPU]
     #[arg(long, alias = "chunked-prefill-size", value_parser = tokens, value_name = "TOKENS")]
     pub max_num_batched_tokens: Option<u32>,
@@ -206,6 +207,11 @@ const GPU_TOKENS_PER_STEP: u32 = 8192;
 pub(crate) const BF16_KV_CACHE_MISMATCH: &str = "--kv-cache-dtype bf16: a KV cache \
      without fp8 has the data type of the activations, which is not bfloat16; use --dtype bfloat16";
 
+/// Default of `--max-num-seqs`.
+const MAX_NUM_SEQS: u32 = 512;
+/// Default of `--max-num-seqs` for models with recurrent state. States of Qwen3-Next take 79 MB per request.
+const MAX_NUM_SEQS_RECURRENT: u32 = 128;
+
 impl EngineArgs {
     /// Returns the maximum tokens of a step: `--max-num-batched-tokens`, or the default of the device.
     pub fn tokens_per_step(&self) -> u32 {
@@ -213,6 +219,16 @@ impl EngineArgs {
             DeviceArg::Auto | DeviceArg::Cpu => CPU_TOKENS_PER_STEP,
             DeviceArg::Rocm | DeviceArg::Cuda => GPU_TOKENS_PER_STEP,
         })
+    }
+
+    /// Returns the maximum number of running requests per replica.
+    pub fn max_num_seqs(&self) -> u32 {
+        self.max_num_seqs.unwrap_or(MAX_NUM_SEQS)
+    }
+
+    /// Sets the maximum number of running requests for a model with recurrent state, if it is not configured.
+    pub fn limit_recurrent_requests(&mut self) {
+        self.max_num_seqs.get_or_insert(MAX_NUM_SEQS_RECURRENT);
     }
 
     /// Returns the maximum tokens of a prefill chunk; `None` = limited by the tokens of the step only.
@@ -223,7 +239,7 @@ impl EngineArgs {
     /// Returns the number of waiting and running requests at which further requests are rejected;
     /// `waiting_default` is the default number of waiting requests per replica.
     pub fn requests_in_flight_max(&self, replicas: u16, waiting_default: u32) -> u32 {
-        let default = u32::from(replicas) * (self.max_num_seqs + waiting_default);
+        let default = u32::from(replicas) * (self.max_num_seqs() + waiting_default);
         self.max_num_queued_reqs.unwrap_or(default)
     }
 
@@ -237,7 +253,7 @@ impl EngineArgs {
     fn check_counts(&self) -> Result<(), CommandLineError> {
         let positive = [
             ("--block-size", self.block_size),
-            ("--max-num-seqs", self.max_num_seqs),
+            ("--max-num-seqs", self.max_num_seqs()),
             ("--max-num-batched-tokens", self.tokens_per_step()),
             ("--max-num-queued-reqs", self.max_num_queued_reqs.unwrap_or(1)),
             ("--num-gpu-blocks-override", self.num_gpu_blocks_override.unwrap_or(1)),

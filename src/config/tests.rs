@@ -39,6 +39,12 @@ fn defaults_fit_cpu_serving() {
     assert_eq!(args.engine.kv_bytes(8 << 30), 2 << 30);
     assert_eq!(args.engine.kv_bytes(64 << 30), 4 << 30);
     assert_eq!(args.engine.requests_in_flight_max(1, 1024), 1536);
+    let recurrent = |line| {
+        let mut args = serve(line);
+        args.engine.limit_recurrent_requests();
+        args.engine.max_num_seqs()
+    };
+    assert_eq!(["", "M --max-num-seqs 300"].map(recurrent), [128, 300]);
     assert_eq!((args.http.host.as_str(), args.http.port), ("127.0.0.1", 8000));
     assert!(args.engine.enable_prefix_caching && args.engine.mixed);
 }
@@ -60,7 +66,7 @@ fn aliases_of_three_engines_are_equivalent() {
         let args = serve(line);
         assert_eq!(args.model.model.as_deref(), Some("M"), "{line}");
         let right = match check {
-            "seqs" => args.engine.max_num_seqs == 4,
+            "seqs" => args.engine.max_num_seqs == Some(4),
             "budget" => args.engine.tokens_per_step() == 16,
             _ => !args.engine.enable_prefix_caching,
         };

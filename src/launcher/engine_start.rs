@@ -138,7 +138,7 @@ fn scheduler(
     kv.events = args.kv_events.enabled().is_some();
     kv.lifetime_sample = args.metrics.block_lifetime_sample_rate();
     // Executors allocate the same number.
-    kv.state_slots = startup.memory.kv_spec.state_slots(args.engine.max_num_seqs);
+    kv.state_slots = startup.memory.kv_spec.state_slots(args.engine.max_num_seqs());
     let build = |max_model_len: u32| {
         let replicas = args.parallel.data_parallel_size;
         let waiting = settings::waiting_requests_default(files);

@@ -66,13 +66,17 @@ fn serve(
     let ListeningServer { app, connections, address, node_listener } =
         ListeningServer::open(args, environment, runtime)?;
     let files = ModelFiles::resolve(args, environment)?;
-    let publishers = bind_kv_events(args, &files, environment)?;
+    let mut args = args.clone();
+    if files.config.gated_delta.is_some() {
+        args.engine.limit_recurrent_requests();
+    }
+    let publishers = bind_kv_events(&args, &files, environment)?;
     let (sender, events) = channel();
     forward_signals(&sender, runtime)?;
     let remote_nodes =
-        node_listener.map(|listener| accept_nodes(listener, args, &files)).transpose()?;
+        node_listener.map(|listener| accept_nodes(listener, &args, &files)).transpose()?;
     let configuration_time = started_at.elapsed();
-    let Some(started) = start(args.clone(), &files, environment, remote_nodes, &events)? else {
+    let Some(started) = start(args, &files, environment, remote_nodes, &events)? else {
         return Ok(ExitCode::SUCCESS);
     };
     let StartedModel { args, world, links, startup, text } = started;

@@ -104,8 +104,8 @@ pub fn limits(
     // `max_num_seqs` is reduced if necessary. If `--max-num-batched-tokens` is given, a conflict is an error
     // of the scheduler instead.
     let max_num_seqs = match engine.max_num_batched_tokens {
-        None => engine.max_num_seqs.min(tokens_per_step - 1),
-        Some(_) => engine.max_num_seqs,
+        None => engine.max_num_seqs().min(tokens_per_step - 1),
+        Some(_) => engine.max_num_seqs(),
     };
     SchedulerLimits {
         tokens_per_step,

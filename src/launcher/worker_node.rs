@@ -30,6 +30,9 @@ pub fn run(
         args.engine.device = device_detection::detect();
     }
     let files = ModelFiles::resolve(&args, environment)?;
+    if files.config.gated_delta.is_some() {
+        args.engine.limit_recurrent_requests();
+    }
     settings::check_world(&args, &files)?;
     let config = settings::executor(&args, &files, environment)?;
     let (sender, events) = channel();

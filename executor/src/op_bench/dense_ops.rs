@@ -129,7 +129,8 @@ pub(super) fn time_before_attention(runner: &mut OpBenchRunner<'_>) -> Result<()
     time_embedding(runner)?;
     time_norms(runner, hidden)?;
     let Some(mla) = model.mla else {
-        let heads = model.heads + 2 * model.kv_heads;
+        let gates = if model.gated_delta.is_some() { model.heads } else { 0 };
+        let heads = model.heads + gates + 2 * model.kv_heads;
         let qkv = LinearOp::plain("qkv_proj", hidden, heads * model.head_dim, layers);
         return time_linear(runner, &qkv);
     };

@@ -102,7 +102,8 @@ pub fn check_speculation(
     let Some(SpeculativeConfig { draft_tokens: drafts, method, .. }) = speculation else {
         return Ok(());
     };
-    if [Some(model), draft].into_iter().flatten().any(|model| model.gated_delta.is_some()) {
+    let mut models = [Some(model), draft].into_iter().flatten();
+    if let Some(model) = models.find(|model| model.gated_delta.is_some()) {
         return Err(SpeculationError::RecurrentState { architecture: model.architecture.name() });
     }
     match method {

@@ -136,7 +136,7 @@ impl GpuKernel for GatedDeltaRule<'_> {
 fn key_dim(gpu: &GpuBackend, layout: &RecurrentStateLayout) -> Result<u32, DeviceError> {
     const KERNEL: &str = GatedDeltaRule::KERNEL;
     let lanes = gpu.warp_size() as usize / (SLICE / 4);
-    check_size(KERNEL, "key channels modulo the lanes", layout.key_dim % lanes, 0)?;
+    check_size(KERNEL, "linear_key_head_dim modulo the lanes of a key", layout.key_dim % lanes, 0)?;
     check_at_most(KERNEL, "key channels per lane", layout.key_dim / lanes, LANE_KEYS_MAX)?;
     Ok(layout.key_dim as u32)
 }

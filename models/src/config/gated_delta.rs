@@ -12,6 +12,14 @@ const FULL: &str = "full_attention";
 /// Without a list of layer types, every n-th layer attends to the whole context.
 const DEFAULT_INTERVAL: usize = 4;
 const CONV_WIDTH_LIMIT: u64 = 64;
+const KEY_DIM: &str = "linear_key_head_dim";
+/// Channels per key head are a multiple of this number. GPUs with 64 lanes per wavefront need twice as many.
+const KEY_DIM_UNIT: usize = 16;
+/// Largest number of channels per key head that the kernels support.
+const KEY_DIM_MAX: usize = 256;
+const VALUE_DIM: &str = "linear_value_head_dim";
+/// Channels per value head are a multiple of this number.
+const VALUE_DIM_UNIT: usize = 8;
 
 /// Gated delta net layers (arXiv 2412.06464) of a model whose other layers are attention layers with an output gate.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -56,14 +64,23 @@ impl GatedDeltaConfig {
         if conv_width < 2 {
             return Err(fields.unsupported(WIDTH, "at least 2 is"));
         }
+        let (key_dim, value_dim) = (size(KEY_DIM, 128)?, size(VALUE_DIM, 128)?);
+        if !key_dim.is_multiple_of(KEY_DIM_UNIT) || key_dim > KEY_DIM_MAX {
+            let why = format!("multiples of {KEY_DIM_UNIT} up to {KEY_DIM_MAX} are, not {key_dim}");
+            return Err(fields.unsupported(KEY_DIM, &why));
+        }
+        if !value_dim.is_multiple_of(VALUE_DIM_UNIT) {
+            let why = format!("multiples of {VALUE_DIM_UNIT} are, not {value_dim}");
+            return Err(fields.unsupported(VALUE_DIM, &why));
+        }
         if !fields.flag("attn_output_gate", true)? {
             return Err(fields.unsupported("attn_output_gate", "only true is"));
         }
         Ok(Some(Self {
             key_heads,
             value_heads,
-            key_dim: size("linear_key_head_dim", 128)?,
-            value_dim: size("linear_value_head_dim", 128)?,
+            key_dim,
+            value_dim,
             conv_width,
             layers: delta_layers(fields, layers)?,
             grouped_rows: architecture == ModelArchitecture::Qwen3Next,
@@ -242,6 +259,9 @@ mod tests {
             (json!({"layer_types": [LINEAR, FULL, FULL, "sliding_attention"]}), "supported are"),
             (json!({"linear_num_key_heads": 12}), "12 does not divide 32"),
             (json!({"linear_conv_kernel_dim": 1}), "at least 2"),
+            (json!({"linear_key_head_dim": 24}), "linear_key_head_dim"),
+            (json!({"linear_key_head_dim": 512}), "multiples of 16 up to 256 are, not 512"),
+            (json!({"linear_value_head_dim": 20}), "linear_value_head_dim"),
             (json!({"attn_output_gate": false}), "attn_output_gate"),
             (json!({"norm_topk_prob": false}), "norm_topk_prob"),
             (json!({"attention_bias": true}), "attention_bias"),

@@ -32,7 +32,7 @@ fn command_line_overrides_config_file() {
     std::fs::write(&path, text).unwrap();
     let args = serve(&format!("--config {} --port 2 --served-model-name c", path.display()));
     assert_eq!(args.model.model.as_deref(), Some("F"));
-    assert_eq!((args.http.port, args.engine.max_num_seqs), (2, 3));
+    assert_eq!((args.http.port, args.engine.max_num_seqs()), (2, 3));
     assert_eq!(args.model.served_model_name, ["c"]);
     assert!(!args.engine.enable_prefix_caching);
     assert_eq!(args.model.config_overrides()["rope_theta"], 1.0);
@@ -74,7 +74,7 @@ fn config_file_may_be_yaml() {
     std::fs::write(&path, text).unwrap();
     let args = serve(&format!("M --config {} --port 2", path.display()));
     assert_eq!(args.model.model.as_deref(), Some("M"), "MODEL overrides the file");
-    assert_eq!((args.http.port, args.engine.max_num_seqs), (2, 3));
+    assert_eq!((args.http.port, args.engine.max_num_seqs()), (2, 3));
     assert_eq!(args.model.served_model_name, ["a", "b"]);
     assert!(args.log.enable_log_requests);
     assert_eq!(args.model.config_overrides()["rope_theta"], 1.0);

@@ -145,7 +145,7 @@ pub fn executor(
         max_model_len: files.max_model_len,
         // Without `--max-model-len`, the scheduler reduces the maximum length to what fits in the KV cache.
         kv_tokens_min: args.model.max_model_len.tokens().unwrap_or(engine.block_size),
-        max_num_seqs: engine.max_num_seqs,
+        max_num_seqs: engine.max_num_seqs(),
         tokens_per_step: engine.tokens_per_step(),
         kv_cache_size: match (engine.num_gpu_blocks_override, engine.kv_cache_memory_bytes) {
             (Some(blocks), _) => KvCacheSize::Blocks(blocks),
