@@ -107,22 +107,29 @@ fn main() {
 
 /// Prints a table line for the median step. The last column is the token rate of the whole run (all tokens
 /// divided by the time of all steps), for comparison with benchmarks that report only this rate.
-fn report(name: &str, tokens: f64, floor: f64, mut steps: Vec<(u64, StepTiming)>) {
-    steps.sort_by_key(|(ns, _)| *ns);
-    let (ns, timing) = steps[steps.len() / 2];
+fn report(name: &str, tokens: f64, floor: f64, mut steps: Vec<MeasuredStep>) {
+    steps.sort_by_key(|step| step.ns);
+    let MeasuredStep { ns, timing } = steps[steps.len() / 2];
     let ms = |ns: u64| ns as f64 * 1e-6;
     let speed = tokens / (ns as f64 * 1e-9);
-    let total_ns: u64 = steps.iter().map(|(ns, _)| ns).sum();
+    let total_ns: u64 = steps.iter().map(|step| step.ns).sum();
     let mean_speed = tokens * steps.len() as f64 / (total_ns as f64 * 1e-9);
     println!(
         "| {name} | {:.2} | {:.2} | {:.2} | {:.2} | {:.2} | {speed:.1} | {floor} | {:.2} | {mean_speed:.1} |",
         ms(ns),
-        ms(steps[0].0),
+        ms(steps[0].ns),
         ms(timing.inputs_ns),
         ms(timing.forward_ns),
         ms(timing.sample_ns),
         speed / floor,
     );
+}
+
+/// Duration of a step in nanoseconds, and the parts of it that the executor reports.
+#[derive(Clone, Copy)]
+struct MeasuredStep {
+    ns: u64,
+    timing: StepTiming,
 }
 
 /// Benchmark of the steps of a CPU executor, with the id of its last step.
@@ -159,14 +166,14 @@ impl CpuForwardBench {
         ForwardBenchStepResult { ns, timing: output.timing, tokens }
     }
 
-    fn prefill(&mut self, len: u32) -> (u64, StepTiming) {
+    fn prefill(&mut self, len: u32) -> MeasuredStep {
         let row = first_row(0, len, &SamplingParams::greedy());
         let ForwardBenchStepResult { ns, timing, .. } = self.step(vec![row]);
-        (ns, timing)
+        MeasuredStep { ns, timing }
     }
 
     /// Runs decode steps of `rows` requests, from a short prompt up to a context just below 50 tokens.
-    fn decode(&mut self, rows: u32, sampling: &SamplingParams) -> Vec<(u64, StepTiming)> {
+    fn decode(&mut self, rows: u32, sampling: &SamplingParams) -> Vec<MeasuredStep> {
         let first = (0..rows).map(|seq_slot| first_row(seq_slot, PROMPT, sampling)).collect();
         let mut tokens = self.step(first).tokens;
         let mut steps = Vec::new();
@@ -181,7 +188,7 @@ impl CpuForwardBench {
             });
             let step = self.step(next.collect());
             tokens = step.tokens;
-            steps.push((step.ns, step.timing));
+            steps.push(MeasuredStep { ns: step.ns, timing: step.timing });
         }
         steps
     }

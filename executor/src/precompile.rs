@@ -4,7 +4,7 @@
 use crate::ExecutorError;
 use crate::model_context::ModelContext;
 use crate::step::{StepDeviceState, StepLaunchOptions};
-use ops::{BatchUpperBounds, DraftBuffers, StepShape};
+use ops::{BatchRowLengths, BatchUpperBounds, DraftBuffers, StepShape};
 use protocol::StepTiming;
 
 /// Launches a step of each shape in a dry run (nothing is executed), then compiles the kernels of these
@@ -39,10 +39,8 @@ pub(crate) fn precompile_shape(
     rows_per_request: usize,
 ) -> StepShape {
     let rows = lens.len();
-    let bounds = BatchUpperBounds::of(
-        lens.iter().map(|&len| (len as usize, len as usize)),
-        rows_per_request,
-    );
+    let lengths = |&len: &u32| BatchRowLengths { tokens: len as usize, context: len as usize };
+    let bounds = BatchUpperBounds::of(lens.iter().map(lengths), rows_per_request);
     let tokens = lens.iter().sum::<u32>() as usize;
     StepShape { tokens, rows, logits_rows: rows.min(logits_rows), bounds }
 }

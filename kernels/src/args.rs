@@ -31,6 +31,15 @@ pub struct AttentionMetadata<'a> {
     pub bounds: BatchUpperBounds,
 }
 
+/// Lengths of a row of a step.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct BatchRowLengths {
+    /// Tokens that the step computes.
+    pub tokens: usize,
+    /// Context length at the end of the step, in tokens.
+    pub context: usize,
+}
+
 /// Upper bounds on the rows of a step. The host selects kernels, split factors and grid sizes from these
 /// bounds; apart from rounding, results do not depend on the bounds. A captured graph can be replayed for
 /// every step within the bounds that it was captured with. Tighter bounds only improve speed.
@@ -66,13 +75,16 @@ impl BatchUpperBounds {
     /// `qk_nope_head_dim`, `V` = `v_head_dim`).
     pub const MLA_PREFILL_TOKENS: usize = 128;
 
-    /// Returns the exact bounds of `rows`: one (token count, context length) pair per row.
-    /// `max_rows_per_request` is the maximum number of decode rows of one request.
+    /// Returns the exact bounds of `rows`. `max_rows_per_request` is the maximum number of decode rows of one
+    /// request.
     #[must_use]
-    pub fn of(rows: impl IntoIterator<Item = (usize, usize)>, max_rows_per_request: usize) -> Self {
+    pub fn of(
+        rows: impl IntoIterator<Item = BatchRowLengths>,
+        max_rows_per_request: usize,
+    ) -> Self {
         let mut bounds = Self { max_rows_per_request, ..Self::default() };
         let (mut end, mut leading) = (0, true);
-        for (tokens, context) in rows {
+        for BatchRowLengths { tokens, context } in rows {
             end += tokens;
             leading &= tokens == 1;
             if leading {
@@ -388,11 +400,16 @@ impl<'a> ExpertWeights<'a> {
 mod tests {
     use super::*;
 
+    const fn row(tokens: usize, context: usize) -> BatchRowLengths {
+        BatchRowLengths { tokens, context }
+    }
+
     #[test]
     fn row_bounds_separate_short_and_long_rows() {
         let long = BatchUpperBounds::MLA_PREFILL_TOKENS;
-        let rows = [(1, 9), (1, 0), (long, 900), (long - 1, 400), (long + 1, 300), (long, 0)];
-        let bounds = BatchUpperBounds::of(rows, 2);
+        let decodes = [row(1, 9), row(1, 0)];
+        let prefills = [row(long, 900), row(long - 1, 400), row(long + 1, 300), row(long, 0)];
+        let bounds = BatchUpperBounds::of(decodes.into_iter().chain(prefills), 2);
         let exact = BatchUpperBounds {
             decode_rows: 2,
             max_rows_per_request: 2,
@@ -402,7 +419,7 @@ mod tests {
             mla_prefill_keys: 1200,
         };
         assert_eq!(bounds, exact);
-        let decodes = BatchUpperBounds::of([(1, 7), (1, 8)], 1);
+        let decodes = BatchUpperBounds::of([row(1, 7), row(1, 8)], 1);
         assert_eq!(
             (decodes.mla_decode_tokens, decodes.mla_prefill_keys, decodes.max_query_len),
             (2, 0, 0)
@@ -414,7 +431,7 @@ mod tests {
         let long = BatchUpperBounds::MLA_PREFILL_TOKENS;
         for lens in [vec![long; 4], vec![long - 1, 1], vec![3 * long, 1, 1], vec![1, 1, 1]] {
             let any = BatchUpperBounds::of_any(lens.iter().sum(), lens.len(), 5000);
-            let exact = BatchUpperBounds::of(lens.iter().map(|&len| (len, 5000)), 1);
+            let exact = BatchUpperBounds::of(lens.iter().map(|&len| row(len, 5000)), 1);
             assert!(
                 any.max_query_len >= exact.max_query_len
                     && any.mla_prefill_keys >= exact.mla_prefill_keys

@@ -35,9 +35,10 @@ mod vocab_shard;
 
 pub use activation_scaling::ActivationScaling;
 pub use args::{
-    AllReduceShape, AttentionKeyRange, AttentionMetadata, BatchUpperBounds, ExpertParallelLayout,
-    ExpertWeights, KvCacheScales, LinearFusion, LinearPrologue, PagedAttentionArgs, PrefetchHint,
-    QkChannelCounts, QkNormRopeArgs, RopeCosSin, SoftmaxRouterArgs, TopKRoutes,
+    AllReduceShape, AttentionKeyRange, AttentionMetadata, BatchRowLengths, BatchUpperBounds,
+    ExpertParallelLayout, ExpertWeights, KvCacheScales, LinearFusion, LinearPrologue,
+    PagedAttentionArgs, PrefetchHint, QkChannelCounts, QkNormRopeArgs, RopeCosSin,
+    SoftmaxRouterArgs, TopKRoutes,
 };
 pub use backend::KernelBackend;
 pub use content_digest::{HashedMatrixPart, digest_bytes};

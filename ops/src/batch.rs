@@ -3,7 +3,7 @@
 
 use device::{DType, MatRef};
 use kernels::step::RowMetadataField;
-use kernels::{AttentionMetadata, BatchUpperBounds, StateSlotRows};
+use kernels::{AttentionMetadata, BatchRowLengths, BatchUpperBounds, StateSlotRows};
 
 use crate::error::check_size;
 use crate::{OpError, Ops, Tensor};
@@ -52,8 +52,12 @@ impl HostBatchMetadata {
     /// Returns the bounds of the rows (such as the longest row and the longest context), by which kernels are
     /// selected.
     fn bounds(&self) -> BatchUpperBounds {
-        let tokens = self.cu_q.windows(2).map(|w| (w[1] - w[0]) as usize);
-        BatchUpperBounds::of(tokens.zip(self.context_lens.iter().map(|&n| n as usize)), 1)
+        let rows = self.cu_q.windows(2).zip(&self.context_lens);
+        let lengths = rows.map(|(ends, &context)| BatchRowLengths {
+            tokens: (ends[1] - ends[0]) as usize,
+            context: context as usize,
+        });
+        BatchUpperBounds::of(lengths, 1)
     }
 }
 

@@ -5,8 +5,9 @@
 use device::DType;
 use kernels::step::{DraftHiddenStates, DraftPassArgs, DraftPassArrays};
 use kernels::{
-    AllGatherFn, BatchUpperBounds, DraftArgmax, DraftHiddenStateGather, DraftHiddenStateWrite,
-    DraftIdTranslation, DraftInsertion, DraftPassPreparation, VocabParallelDraftArgmax, VocabShard,
+    AllGatherFn, BatchRowLengths, BatchUpperBounds, DraftArgmax, DraftHiddenStateGather,
+    DraftHiddenStateWrite, DraftIdTranslation, DraftInsertion, DraftPassPreparation,
+    VocabParallelDraftArgmax, VocabShard,
 };
 
 use crate::{DeviceBatchMetadata, DeviceSequenceSlots, OpError, Ops, StepBuffers, Tensor};
@@ -121,6 +122,7 @@ impl DraftBuffers {
         rows: usize,
         longest: usize,
     ) -> Result<(DeviceBatchMetadata, Tensor), OpError> {
+        let row = BatchRowLengths { tokens: 1, context: longest };
         let batch = DeviceBatchMetadata {
             positions: self.positions.narrow(&[rows])?,
             slots: self.slots.narrow(&[1, rows])?,
@@ -129,7 +131,7 @@ impl DraftBuffers {
             block_tables: seq_slots.first_group_tables()?,
             table_rows: Some(self.row_seq_slots.narrow(&[rows])?),
             row_facts: None,
-            bounds: BatchUpperBounds::of(std::iter::repeat_n((1, longest), rows), 1),
+            bounds: BatchUpperBounds::of(std::iter::repeat_n(row, rows), 1),
         };
         Ok((batch, self.ids.narrow(&[rows])?))
     }

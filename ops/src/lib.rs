@@ -53,10 +53,10 @@ pub use kernels::step::{
     StagedTableChange, StagingBuffer, StagingHeader,
 };
 pub use kernels::{
-    ActivationScaling, AllGatherFn, AttentionKeyRange, BatchUpperBounds, ExpertGroups,
-    ExpertParallelLayout, GateActivation, GroupScoreFunction, HashedMatrixPart, HostMat, KvLayout,
-    KvTileOrder, MlaKvLayout, QkChannelCounts, RecurrentStateLayout, RouterScoreFunction,
-    VocabParallelSupport, VocabShard, digest_bytes,
+    ActivationScaling, AllGatherFn, AttentionKeyRange, BatchRowLengths, BatchUpperBounds,
+    ExpertGroups, ExpertParallelLayout, GateActivation, GroupScoreFunction, HashedMatrixPart,
+    HostMat, KvLayout, KvTileOrder, MlaKvLayout, QkChannelCounts, RecurrentStateLayout,
+    RouterScoreFunction, VocabParallelSupport, VocabShard, digest_bytes,
 };
 pub use kv_pool::{KvPool, KvPoolLayout};
 pub use mla::{MlaWeights, PackedMlaUpProjections};

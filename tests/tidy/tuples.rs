@@ -3,7 +3,7 @@
 use crate::source_tree::rust_files;
 
 /// Maximum number of functions with a tuple in a parameter type. It may be lowered, but not raised.
-const TUPLE_PARAMETERS_MAX: usize = 30;
+const TUPLE_PARAMETERS_MAX: usize = 9;
 /// Maximum number of functions with a tuple in the result type. It may be lowered, but not raised.
 const TUPLE_RESULTS_MAX: usize = 229;
 

@@ -10,7 +10,7 @@ use crate::ExecutorError;
 use crate::spec_decode::DraftRowCounts;
 use crate::trace::{StepTracer, TracedStepInfo};
 use models::ExpertExchangeMethod;
-use ops::{BatchUpperBounds, StagedStepRow, StagingBuffer, StepShape};
+use ops::{BatchRowLengths, BatchUpperBounds, StagedStepRow, StagingBuffer, StepShape};
 use protocol::{BatchRow, StepLaunchMode};
 use std::sync::Arc;
 
@@ -135,7 +135,10 @@ fn expert_exchange(dispatch: StepLaunchMode) -> ExpertExchangeMethod {
 /// Returns the upper bounds of the staged rows that determine launch sizes, such as the longest row and the
 /// longest context. In the staging buffer, one-token rows come first.
 fn row_bounds(stage: &StagingBuffer, limits: &StepLimits) -> BatchUpperBounds {
-    let lengths = |row: &StagedStepRow| (row.len as usize, (row.start + row.len) as usize);
+    let lengths = |row: &StagedStepRow| BatchRowLengths {
+        tokens: row.len as usize,
+        context: (row.start + row.len) as usize,
+    };
     let rows_per_request = if limits.split_decode_rows { limits.tokens_per_row() } else { 1 };
     BatchUpperBounds::of(stage.rows.iter().map(lengths), rows_per_request)
 }

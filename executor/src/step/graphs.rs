@@ -13,7 +13,7 @@ use crate::ExecutorError;
 use crate::model_context::ModelContext;
 use crate::trace::{DeviceSpan, SpanRecorder, StepTracer};
 use collectives::{CollectiveCall, ParallelGroup};
-use ops::{BatchUpperBounds, CapturedGraph, StepShape};
+use ops::{BatchRowLengths, BatchUpperBounds, CapturedGraph, StepShape};
 use protocol::{GraphCaptureConfig, StepTiming};
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::RangeInclusive;
@@ -157,7 +157,8 @@ fn smallest_fitting<R>(
 /// Shape of a decode step of `rows` one-token rows with up to `longest` keys each. Up to `rows_per_request`
 /// rows may belong to the same request.
 pub(crate) fn graph_shape(rows: usize, rows_per_request: usize, longest: usize) -> StepShape {
-    let bounds = BatchUpperBounds::of(std::iter::repeat_n((1, longest), rows), rows_per_request);
+    let row = BatchRowLengths { tokens: 1, context: longest };
+    let bounds = BatchUpperBounds::of(std::iter::repeat_n(row, rows), rows_per_request);
     StepShape { tokens: rows, rows, logits_rows: rows, bounds }
 }
 

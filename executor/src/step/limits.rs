@@ -242,13 +242,14 @@ mod tests {
         HostSequenceSlots::new(2, BlockTableLimits::of_groups(&spec, 64, 16), 40)
     }
 
-    /// A row of `len` tokens from `start` on. `updates`: group, first entry and blocks.
-    fn row(start: u32, len: u32, updates: &[(u8, u32, &[u32])]) -> BatchRow {
-        let update = |&(group, first_entry, blocks): &(u8, u32, &[u32])| BlockTableUpdate {
-            group,
-            first_entry,
-            blocks: blocks.iter().map(|&block| BlockId(block)).collect(),
-        };
+    /// Writes `blocks` into the block table of a group from entry `first_entry` on.
+    fn update(group: u8, first_entry: u32, blocks: &[u32]) -> BlockTableUpdate {
+        let blocks = blocks.iter().map(|&block| BlockId(block)).collect();
+        BlockTableUpdate { group, first_entry, blocks }
+    }
+
+    /// A row of `len` tokens from `start` on.
+    fn row(start: u32, len: u32, table_updates: &[BlockTableUpdate]) -> BatchRow {
         let init = SequenceInit {
             sampling: SamplingParams::greedy(),
             rng_key: 1,
@@ -265,7 +266,7 @@ mod tests {
             samples: true,
             masked: false,
             input: RowInput::Tokens(vec![0; len as usize].into()),
-            table_updates: updates.iter().map(update).collect(),
+            table_updates: table_updates.iter().cloned().collect(),
             state_slots: protocol::ThinVec::new(),
             next_token: None,
             seq_init: Some(Box::new(init)),
@@ -289,8 +290,9 @@ mod tests {
     fn rows_stage_table_changes_of_each_group() {
         let whole: &[u32] = &[1, 2, 3, 4, 5, 6];
         // Position 20 reads keys from position 13 on, which are in the table entries from 3 on.
-        let first = row(20, 3, &[(0, 0, whole), (1, 3, &[13, 14, 15])]);
-        let stage = stage(&[first, row(23, 2, &[(1, 6, &[16]), (0, 6, &[7])])]).unwrap();
+        let first = row(20, 3, &[update(0, 0, whole), update(1, 3, &[13, 14, 15])]);
+        let stage =
+            stage(&[first, row(23, 2, &[update(1, 6, &[16]), update(0, 6, &[7])])]).unwrap();
         let change = |change: StagedTableChange| {
             (change.from, stage.words[change.at as usize..][..change.len as usize].to_vec())
         };
@@ -309,18 +311,18 @@ mod tests {
     fn tables_must_cover_rows_in_every_group() {
         let error = |rows: &[BatchRow]| stage(rows).unwrap_err().to_string();
         let whole: &[u32] = &[1, 2, 3, 4, 5, 6];
-        let short = error(&[row(20, 3, &[(0, 0, whole), (1, 3, &[13, 14])])]);
+        let short = error(&[row(20, 3, &[update(0, 0, whole), update(1, 3, &[13, 14])])]);
         assert!(short.contains("position 20, its block table of KV group 1 has 5"), "{short}");
-        let late = error(&[row(20, 3, &[(0, 0, whole), (1, 4, &[14, 15])])]);
+        let late = error(&[row(20, 3, &[update(0, 0, whole), update(1, 4, &[14, 15])])]);
         assert!(late.contains("position 13, its block table of KV group 1 begins at"), "{late}");
-        let hole = error(&[row(20, 3, &[(0, 3, &[4, 5, 6]), (1, 3, &[13, 14, 15])])]);
+        let hole = error(&[row(20, 3, &[update(0, 3, &[4, 5, 6]), update(1, 3, &[13, 14, 15])])]);
         assert!(hole.contains("does not fit its block table of KV group 0"), "{hole}");
-        let first = row(20, 3, &[(0, 0, whole), (1, 3, &[13, 14, 15])]);
-        let gap = error(&[first.clone(), row(23, 1, &[(1, 7, &[17])])]);
+        let first = row(20, 3, &[update(0, 0, whole), update(1, 3, &[13, 14, 15])]);
+        let gap = error(&[first.clone(), row(23, 1, &[update(1, 7, &[17])])]);
         assert!(gap.contains("does not fit its block table of KV group 1"), "{gap}");
-        let unknown = error(&[first, row(23, 1, &[(2, 6, &[17])])]);
+        let unknown = error(&[first, row(23, 1, &[update(2, 6, &[17])])]);
         assert!(unknown.contains("KV group 2, the model has 2"), "{unknown}");
-        let outside = error(&[row(0, 3, &[(0, 0, &[1]), (1, 0, &[40])])]);
+        let outside = error(&[row(0, 3, &[update(0, 0, &[1]), update(1, 0, &[40])])]);
         assert!(outside.contains("block 40 is out of range"), "{outside}");
     }
 

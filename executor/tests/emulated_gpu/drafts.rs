@@ -3,8 +3,8 @@
 
 use crate::ranks::join_device_group;
 use crate::scheduler_harness::{
-    HarnessRequest, LockstepGroup, SchedulerHarness, eagle, eagle_drafting, model_drafting, shared,
-    speculating, with_all_experts_placed,
+    HarnessRequest, HarnessRequestChunk, LockstepGroup, SchedulerHarness, eagle, eagle_drafting,
+    model_drafting, shared, speculating, with_all_experts_placed,
 };
 use crate::{GeneratedTokens, assert_close, mla_model, on_emulator, rules, with_few_slots};
 use executor::{ExecutorConfig, ModelDtype};
@@ -59,12 +59,12 @@ fn play_masked(
         let open = |request: &&mut HarnessRequest| {
             request.tokens.len() < request.prompt_len + EXPECTED_TOKENS
         };
-        let mut rows: Vec<(&mut HarnessRequest, usize)> = Vec::new();
+        let mut rows: Vec<HarnessRequestChunk<'_>> = Vec::new();
         for request in requests.iter_mut().filter(open) {
             let len = request.remaining().min(10);
-            rows.push((request, len));
+            rows.push(request.chunk(len));
         }
-        rows.sort_by_key(|(_, len)| *len > 1); // Decode rows come first.
+        rows.sort_by_key(|chunk| chunk.len > 1); // Decode rows come first.
         harness.step(&mut rows);
         turn += 1;
         if turn == 5 {
@@ -299,7 +299,7 @@ fn play_replica(
     };
     let mut requests: Vec<HarnessRequest> = (0..2).map(request).collect();
     for step in 0..STEPS {
-        let mut rows: Vec<(&mut HarnessRequest, usize)> = Vec::new();
+        let mut rows: Vec<HarnessRequestChunk<'_>> = Vec::new();
         let idle = replica == 1 && step < 3;
         for request in requests
             .iter_mut()
@@ -307,10 +307,10 @@ fn play_replica(
         {
             if replica == 0 || rows.is_empty() {
                 let len = request.remaining().min(1 + (step * 11) % 30);
-                rows.push((request, len));
+                rows.push(request.chunk(len));
             }
         }
-        rows.sort_by_key(|(_, len)| *len > 1); // Decode rows come first.
+        rows.sort_by_key(|chunk| chunk.len > 1); // Decode rows come first.
         harness.step(&mut rows);
     }
     let output = |request: &HarnessRequest| {

@@ -38,18 +38,18 @@ fn expert_token_totals(harness: &mut SchedulerHarness) -> (ExpertTokenTotals, Ve
     let mut requests: Vec<HarnessRequest> = (0..3).map(request).collect();
     for request in &mut requests {
         let len = request.prompt_len;
-        add(&mut totals, &harness.step(&mut [(request, len)]).expert_tokens);
+        add(&mut totals, &harness.step(&mut [request.chunk(len)]).expert_tokens);
     }
     let mut reports = Vec::new();
     for step in 1..=STEPS {
-        let output =
-            harness.step(&mut requests.iter_mut().map(|request| (request, 1)).collect::<Vec<_>>());
+        let output = harness
+            .step(&mut requests.iter_mut().map(|request| request.chunk(1)).collect::<Vec<_>>());
         add(&mut totals, &output.expert_tokens);
         reports.extend((!output.expert_tokens.is_empty()).then_some(step));
     }
     let mut last = request(3);
     let len = last.prompt_len;
-    add(&mut totals, &harness.step(&mut [(&mut last, len)]).expert_tokens);
+    add(&mut totals, &harness.step(&mut [last.chunk(len)]).expert_tokens);
     (totals, reports)
 }
 
@@ -105,9 +105,9 @@ fn expert_load_counts_single_row_steps() {
     let mut harness = harness_capturing_rows(on_emulator(32, config, false), 1);
     let mut request = HarnessRequest::new(1, 9, SamplingParams::greedy());
     let mut totals = ExpertTokenTotals::new();
-    add(&mut totals, &harness.step(&mut [(&mut request, 9)]).expert_tokens);
+    add(&mut totals, &harness.step(&mut [request.chunk(9)]).expert_tokens);
     for _ in 0..16 {
-        add(&mut totals, &harness.step(&mut [(&mut request, 1)]).expert_tokens);
+        add(&mut totals, &harness.step(&mut [request.chunk(1)]).expert_tokens);
     }
     let of = |layer| totals.range((layer, 0)..(layer + 1, 0)).map(|(_, tokens)| tokens).sum();
     // Each token is routed to two experts. For a prompt, the last layer computes only one token, the sample

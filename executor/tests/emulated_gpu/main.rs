@@ -28,7 +28,7 @@ use protocol::{
     DeviceKind, DeviceLibraries, ExecutorSettings, GraphCaptureConfig, SamplingParams, Token,
     TokenLogprobs,
 };
-use scheduler_harness::{HarnessRequest, SchedulerHarness, config};
+use scheduler_harness::{HarnessRequest, HarnessRequestChunk, SchedulerHarness, config};
 use std::path::Path;
 
 /// Maximum mean difference of log-probabilities if every layer input is rounded to fp8. Measured: 0.107; a
@@ -181,6 +181,14 @@ fn rules() -> [SamplingParams; 2] {
 /// Generated tokens of a request, and their log-probabilities.
 type GeneratedTokens = (Vec<Token>, Vec<TokenLogprobs>);
 
+/// Pairs each request with its number of tokens in a step.
+fn chunks_of(
+    requests: &mut [HarnessRequest],
+    lens: impl IntoIterator<Item = usize>,
+) -> Vec<HarnessRequestChunk<'_>> {
+    requests.iter_mut().zip(lens).map(|(request, len)| request.chunk(len)).collect()
+}
+
 /// Runs six requests in shared batches with chunked prefill. The requests alternate between the two sets of
 /// sampling parameters of `rules`; one request is preempted.
 fn play(harness: &mut SchedulerHarness) -> Vec<GeneratedTokens> {
@@ -200,8 +208,8 @@ fn play_masked(harness: &mut SchedulerHarness, masked: &[usize]) -> Vec<Generate
     };
     for turn in 0..8 {
         let lens = chunks(&requests);
-        let mut rows: Vec<(&mut HarnessRequest, usize)> = requests.iter_mut().zip(lens).collect();
-        rows.sort_by_key(|(_, len)| *len > 1); // Decode rows come first.
+        let mut rows = chunks_of(&mut requests, lens);
+        rows.sort_by_key(|chunk| chunk.len > 1); // Decode rows come first.
         harness.step(&mut rows);
         if turn == 5 {
             let blocks = requests[2].preempt(7);
@@ -210,13 +218,13 @@ fn play_masked(harness: &mut SchedulerHarness, masked: &[usize]) -> Vec<Generate
     }
     while requests.iter().any(|request| request.remaining() > 1) {
         let lens = chunks(&requests);
-        let mut rows: Vec<(&mut HarnessRequest, usize)> = requests.iter_mut().zip(lens).collect();
-        rows.sort_by_key(|(_, len)| *len > 1);
+        let mut rows = chunks_of(&mut requests, lens);
+        rows.sort_by_key(|chunk| chunk.len > 1);
         harness.step(&mut rows);
     }
     for _ in 0..6 {
         harness.from_device = true; // Rows refer to the step that sampled their token.
-        harness.step(&mut requests.iter_mut().map(|request| (request, 1)).collect::<Vec<_>>());
+        harness.step(&mut requests.iter_mut().map(|request| request.chunk(1)).collect::<Vec<_>>());
     }
     requests.iter().map(HarnessRequest::output).collect()
 }

@@ -3,7 +3,7 @@
 
 use super::experts::shared_expert_model;
 use super::scheduler_harness::{HarnessRequest, SchedulerHarness, config};
-use super::{fp8_model, gpu_config, moe_model, on_emulator};
+use super::{chunks_of, fp8_model, gpu_config, moe_model, on_emulator};
 use executor::{Executor, ExecutorConfig, KvCacheDtype, KvCacheSize, ModelDtype};
 use protocol::{ExecutorSettings, SamplingParams, StartupPhase};
 use std::process::Command;
@@ -23,18 +23,18 @@ fn play(harness: &mut SchedulerHarness) {
         let others = 1 + turn % 3;
         let lens = requests.iter().map(|request| request.remaining().min(7)).skip(1).take(others);
         let lens: Vec<usize> = std::iter::once(len).chain(lens).collect();
-        let mut rows: Vec<(&mut HarnessRequest, usize)> = requests.iter_mut().zip(lens).collect();
-        rows.sort_by_key(|(_, len)| *len > 1); // Decode rows come first.
+        let mut rows = chunks_of(&mut requests, lens);
+        rows.sort_by_key(|chunk| chunk.len > 1); // Decode rows come first.
         harness.step(&mut rows);
     }
     while requests.iter().any(|request| request.remaining() > 1) {
         let lens: Vec<usize> = requests.iter().map(|request| request.remaining().min(15)).collect();
-        let mut rows: Vec<(&mut HarnessRequest, usize)> = requests.iter_mut().zip(lens).collect();
-        rows.sort_by_key(|(_, len)| *len > 1);
+        let mut rows = chunks_of(&mut requests, lens);
+        rows.sort_by_key(|chunk| chunk.len > 1);
         harness.step(&mut rows);
     }
     for _ in 0..2 {
-        harness.step(&mut requests.iter_mut().map(|request| (request, 1)).collect::<Vec<_>>());
+        harness.step(&mut requests.iter_mut().map(|request| request.chunk(1)).collect::<Vec<_>>());
     }
 }
 

@@ -2,8 +2,8 @@
 //! the expected collectives.
 
 use crate::scheduler_harness::{
-    HarnessRequest, LockstepGroup, SchedulerHarness, config, moe_model, shared,
-    with_expert_placement,
+    HarnessRequest, HarnessRequestChunk, LockstepGroup, SchedulerHarness, config, moe_model,
+    shared, with_expert_placement,
 };
 use crate::{
     GeneratedTokens, HALF_NEAR, assert_close, assert_within, emulated_gpu, on_emulator, play,
@@ -107,7 +107,8 @@ fn sample(harness: &mut SchedulerHarness) -> (Vec<GeneratedTokens>, [GatheredSha
     let decode = |harness: &mut SchedulerHarness, requests: &mut [HarnessRequest], steps: usize| {
         for step in 0..steps {
             harness.from_device = step > 0;
-            harness.step(&mut requests.iter_mut().map(|request| (request, 1)).collect::<Vec<_>>());
+            harness
+                .step(&mut requests.iter_mut().map(|request| request.chunk(1)).collect::<Vec<_>>());
         }
         harness.from_device = false;
         gathered_shapes(harness)
@@ -115,11 +116,11 @@ fn sample(harness: &mut SchedulerHarness) -> (Vec<GeneratedTokens>, [GatheredSha
     let mut found = [None; 3];
     for request in &mut requests[..5] {
         let len = request.prompt_len;
-        harness.step(&mut [(request, len)]);
+        harness.step(&mut [request.chunk(len)]);
     }
     found[0] = decode(harness, &mut requests[..5], 4);
     let len = requests[5].prompt_len;
-    harness.step(&mut [(&mut requests[5], len)]);
+    harness.step(&mut [requests[5].chunk(len)]);
     found[1] = decode(harness, &mut requests, 3);
     requests[0].masked = true;
     found[2] = decode(harness, &mut requests[..5], 2);
@@ -187,7 +188,7 @@ fn play_replica(harness: &mut SchedulerHarness, replica: u16) -> Vec<GeneratedTo
     };
     let mut requests: Vec<HarnessRequest> = (0..2).map(request).collect();
     for step in 0..STEPS {
-        let mut rows: Vec<(&mut HarnessRequest, usize)> = Vec::new();
+        let mut rows: Vec<HarnessRequestChunk<'_>> = Vec::new();
         let idle = replica % 2 == 1 && step < 3;
         for request in requests
             .iter_mut()
@@ -195,10 +196,10 @@ fn play_replica(harness: &mut SchedulerHarness, replica: u16) -> Vec<GeneratedTo
         {
             if replica.is_multiple_of(2) || rows.is_empty() {
                 let len = request.remaining().min(1 + (step * 11) % 30);
-                rows.push((request, len));
+                rows.push(request.chunk(len));
             }
         }
-        rows.sort_by_key(|(_, len)| *len > 1); // Decode rows come first.
+        rows.sort_by_key(|chunk| chunk.len > 1); // Decode rows come first.
         harness.step(&mut rows);
     }
     assert!(
@@ -260,9 +261,9 @@ fn captured_collectives_are_reported_by_each_replay() {
         false,
     ));
     let mut request = HarnessRequest::new(1, 9, SamplingParams::greedy());
-    harness.step(&mut [(&mut request, 9)]);
+    harness.step(&mut [request.chunk(9)]);
     let before = harness.lockstep.rendezvous.calls()[0].calls.last().unwrap().sequence;
-    harness.step(&mut [(&mut request, 1)]);
+    harness.step(&mut [request.chunk(1)]);
     for rank in harness.lockstep.rendezvous.calls() {
         let calls: Vec<_> = rank.calls.iter().filter(|call| call.sequence > before).collect();
         let gathers = calls.iter().filter(|call| call.op == CollectiveOp::AllGather).count();

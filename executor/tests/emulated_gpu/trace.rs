@@ -29,7 +29,7 @@ fn traced(config: ExecutorConfig, name: &str) -> SchedulerHarness {
 fn play(harness: &mut SchedulerHarness, id: u64, decodes: usize) -> usize {
     let mut request = HarnessRequest::new(id, 24, SamplingParams::greedy());
     for len in [20, 4].into_iter().chain(std::iter::repeat_n(1, decodes)) {
-        harness.step(&mut [(&mut request, len)]);
+        harness.step(&mut [request.chunk(len)]);
     }
     let blocks = request.preempt(0);
     harness.free(blocks);

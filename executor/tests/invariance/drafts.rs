@@ -156,7 +156,7 @@ fn tokens_before_error(drafts: u8) -> Vec<Token> {
     request.drafts = drafts;
     loop {
         let remaining = request.remaining();
-        let (rows, output) = harness.try_step(&mut [(&mut request, remaining)]);
+        let (rows, output) = harness.try_step(&mut [request.chunk(remaining)]);
         let result = &output.rows[0];
         match result.error {
             None => request.apply_output(&rows[0], result),

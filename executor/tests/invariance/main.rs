@@ -382,7 +382,7 @@ fn fully_masked_row_fails_alone() {
     let expected = run_single(&mut harness, &rules()[0]);
     let (mut good, mut bad) =
         (HarnessRequest::new(3, PROMPT, rules()[0].clone()), HarnessRequest::new(4, 9, nothing));
-    let (_, output) = harness.try_step(&mut [(&mut bad, 9), (&mut good, PROMPT)]);
+    let (_, output) = harness.try_step(&mut [bad.chunk(9), good.chunk(PROMPT)]);
     assert_eq!(output.rows[0].error, Some(RowError::AllMasked));
     assert!(output.rows[0].sampled_tokens.is_empty());
     assert_eq!((output.rows[1].error, output.rows[1].sampled_tokens[0]), (None, expected.0[0]));

@@ -101,8 +101,8 @@ fn drafts_of_the_same_model_are_always_accepted() {
         let mut plain = request(11, greedy, 0).in_slot(9);
         while hit.tokens.len() < TOTAL {
             let (own, others) = (hit.remaining(), plain.remaining().min(5));
-            let mut rows = [(&mut plain, others), (&mut hit, own)];
-            rows.sort_by_key(|(_, len)| *len > 1);
+            let mut rows = [plain.chunk(others), hit.chunk(own)];
+            rows.sort_by_key(|chunk| chunk.len > 1);
             harness.step(&mut rows);
         }
         assert!(

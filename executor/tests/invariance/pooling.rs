@@ -24,7 +24,7 @@ fn pool(harness: &mut SchedulerHarness, request: &mut HarnessRequest, chunk: usi
     while request.remaining() > 0 {
         assert!(request.pooled.is_empty(), "no result before the end of the prompt");
         let len = request.remaining().min(chunk);
-        harness.step(&mut [(request, len)]);
+        harness.step(&mut [request.chunk(len)]);
     }
     std::mem::take(&mut request.pooled)
 }
@@ -62,7 +62,7 @@ fn chunks_and_preemption_change_no_pooled_result() {
                 assert_eq!(found, expected, "{name}, {method:?}, chunks of {chunk}");
             }
             let mut request = HarnessRequest::new(3, PROMPT, rules_of(&method));
-            harness.step(&mut [(&mut request, 21)]);
+            harness.step(&mut [request.chunk(21)]);
             let blocks = request.preempt(30);
             harness.free(blocks);
             let found = pool(&mut harness, &mut request, 33);
@@ -94,13 +94,13 @@ fn batch_mates_change_no_pooled_result() {
             let mut rows: Vec<_> = open
                 .map(|(i, request)| {
                     let len = request.remaining().min(chunk(i));
-                    (request, len)
+                    request.chunk(len)
                 })
                 .collect();
             if rows.is_empty() {
                 break;
             }
-            rows.sort_by_key(|(_, len)| *len > 1);
+            rows.sort_by_key(|chunk| chunk.len > 1);
             harness.step(&mut rows);
         }
         for (request, expected) in requests.iter().zip(&expected) {

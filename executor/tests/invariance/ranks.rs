@@ -117,11 +117,10 @@ fn gathered(ranks: u16, rows: u64, sampling: &SamplingParams) -> Vec<u32> {
     let mut requests: Vec<HarnessRequest> = (0..rows)
         .map(|i| HarnessRequest::new(i, PROMPT, sampling.clone()).in_slot(i as u32))
         .collect();
-    let prompts: Vec<(&mut HarnessRequest, usize)> =
-        requests.iter_mut().map(|request| (request, PROMPT)).collect();
-    harness.step(&mut { prompts });
+    let mut prompts: Vec<_> = requests.iter_mut().map(|request| request.chunk(PROMPT)).collect();
+    harness.step(&mut prompts);
     let seen = harness.lockstep.rendezvous.calls()[0].calls.len();
-    harness.step(&mut requests.iter_mut().map(|request| (request, 1)).collect::<Vec<_>>());
+    harness.step(&mut requests.iter_mut().map(|request| request.chunk(1)).collect::<Vec<_>>());
     let calls = &harness.lockstep.rendezvous.calls()[0].calls[seen..];
     let gathers = calls.iter().filter(|call| call.op == CollectiveOp::AllGather);
     gathers.map(|call| call.rows * call.cols).collect()
@@ -204,8 +203,8 @@ fn expert_load_is_counted_once_with_replicated_experts() {
         let config = if ranks == 1 { config } else { shared(config, ranks, expert_parallel) };
         let mut harness = SchedulerHarness::with(config);
         let mut request = HarnessRequest::new(3, PROMPT, SamplingParams::greedy());
-        let prompt = harness.step(&mut [(&mut request, PROMPT)]).expert_tokens;
-        let decode = harness.step(&mut [(&mut request, 1)]).expert_tokens;
+        let prompt = harness.step(&mut [request.chunk(PROMPT)]).expert_tokens;
+        let decode = harness.step(&mut [request.chunk(1)]).expert_tokens;
         (prompt, decode)
     };
     let (prompt, decode) = counted(1, false);

@@ -2,8 +2,8 @@
 //! outputs of a single replica.
 
 use crate::scheduler_harness::{
-    HarnessRequest, LockstepGroup, SchedulerHarness, moe_model, mtp_drafting, speculating,
-    with_expert_placement,
+    HarnessRequest, HarnessRequestChunk, LockstepGroup, SchedulerHarness, moe_model, mtp_drafting,
+    speculating, with_expert_placement,
 };
 use crate::{close, rules};
 use collectives::{CollectiveCallState, CollectiveOp};
@@ -59,7 +59,7 @@ fn play_drafting(
 ) -> (Vec<ReplicaOutput>, [usize; 2]) {
     let mut requests = requests(replica, drafts);
     for step in 0..STEPS {
-        let mut rows: Vec<(&mut HarnessRequest, usize)> = Vec::new();
+        let mut rows: Vec<HarnessRequestChunk<'_>> = Vec::new();
         let idle = replica % 2 == 1 && step < 5;
         for request in requests
             .iter_mut()
@@ -67,10 +67,10 @@ fn play_drafting(
         {
             if replica.is_multiple_of(2) || rows.is_empty() {
                 let len = request.remaining().min(1 + (step * 11) % 30);
-                rows.push((request, len));
+                rows.push(request.chunk(len));
             }
         }
-        rows.sort_by_key(|(_, len)| *len > 1); // Decode rows come first.
+        rows.sort_by_key(|chunk| chunk.len > 1); // Decode rows come first.
         let output = harness.step(&mut rows);
         assert!(!rows.is_empty() || output.rows.is_empty());
     }

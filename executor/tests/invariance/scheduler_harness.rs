@@ -223,6 +223,13 @@ fn settings(dtype: ModelDtype, threads: u32) -> ExecutorSettings {
     }
 }
 
+/// Next tokens of a request that a step computes.
+pub(crate) struct HarnessRequestChunk<'a> {
+    pub(crate) request: &'a mut HarnessRequest,
+    /// Number of tokens.
+    pub(crate) len: usize,
+}
+
 /// A request of the test scheduler, with the state that a scheduler tracks.
 pub(crate) struct HarnessRequest {
     pub(crate) tokens: Vec<Token>,
@@ -256,6 +263,11 @@ pub(crate) struct HarnessRequest {
 }
 
 impl HarnessRequest {
+    /// Returns the next `len` tokens of the request as part of a step.
+    pub(crate) const fn chunk(&mut self, len: usize) -> HarnessRequestChunk<'_> {
+        HarnessRequestChunk { request: self, len }
+    }
+
     /// Creates a request with a prompt that is derived from `id`.
     pub(crate) fn new(id: u64, prompt_len: usize, sampling: SamplingParams) -> Self {
         let token = |i| ((id * 131 + i * i * 7 + i * 29 + 3) % u64::from(VOCAB)) as Token;
@@ -635,11 +647,11 @@ impl SchedulerHarness {
         self.free.extend(tables.groups.into_iter().flat_map(|table| table.blocks).flatten());
     }
 
-    /// Runs one step with the next tokens of each request, given as (request, number of tokens), and applies
-    /// the step's output to the requests.
-    pub(crate) fn step(&mut self, requests: &mut [(&mut HarnessRequest, usize)]) -> StepOutput {
+    /// Runs one step with the next tokens of each request, and applies the step's output to the requests.
+    pub(crate) fn step(&mut self, requests: &mut [HarnessRequestChunk<'_>]) -> StepOutput {
         let (rows, output) = self.try_step(requests);
-        for (((request, _), row), result) in requests.iter_mut().zip(&rows).zip(&output.rows) {
+        for ((chunk, row), result) in requests.iter_mut().zip(&rows).zip(&output.rows) {
+            let request = &mut *chunk.request;
             if row.masked && self.is_bitmask_overdue() {
                 assert_eq!(
                     (result.error, result.sampled_tokens.len()),
@@ -659,17 +671,17 @@ impl SchedulerHarness {
     /// Runs one step and returns its rows and its output. The output is not applied to the requests.
     pub(crate) fn try_step(
         &mut self,
-        requests: &mut [(&mut HarnessRequest, usize)],
+        requests: &mut [HarnessRequestChunk<'_>],
     ) -> (Vec<BatchRow>, StepOutput) {
         let (batch, submitted) = self.submit(requests);
         self.complete_oldest(batch, submitted)
     }
 
     /// Submits a step with the next tokens of each request.
-    fn submit(&mut self, requests: &mut [(&mut HarnessRequest, usize)]) -> (Batch, SubmittedStep) {
+    fn submit(&mut self, requests: &mut [HarnessRequestChunk<'_>]) -> (Batch, SubmittedStep) {
         self.step = self.step.next();
         let rows: Vec<BatchRow> =
-            requests.iter_mut().map(|(request, len)| self.row(request, *len)).collect();
+            requests.iter_mut().map(|chunk| self.row(chunk.request, chunk.len)).collect();
         // Replicas in lockstep (which run every step together) must replay the same graph, so they agree on
         // the maximum number of rows.
         let most_rows = self.lockstep.agree(rows.len() as u32);
@@ -688,12 +700,13 @@ impl SchedulerHarness {
         let (step, epoch) = (self.step, Epoch(1));
         let batch = Batch { step, epoch, dispatch, moe_tokens, draft_rows, rows };
         let masked = (0..).zip(requests.iter().zip(&batch.rows)).filter(|(_, (_, row))| row.masked);
-        let rows = masked.map(|(row, ((request, _), batch_row))| ConstrainedRow {
-            row,
-            request: batch_row.request,
-            last: request.tokens[request.tokens.len() - 1],
-            awaits_drafts: batch_row.drafts > 0,
-        });
+        let rows =
+            masked.map(|(row, (HarnessRequestChunk { request, .. }, batch_row))| ConstrainedRow {
+                row,
+                request: batch_row.request,
+                last: request.tokens[request.tokens.len() - 1],
+                awaits_drafts: batch_row.drafts > 0,
+            });
         let masks_max = if self.is_bitmask_overdue() { 0 } else { self.masks_max };
         let mut masks =
             ScriptedBitmaskSource { step, rows: rows.collect(), drafts: None, masks_max };
@@ -783,7 +796,7 @@ impl SchedulerHarness {
     pub(crate) fn finish(&mut self, request: &mut HarnessRequest, chunk: usize, total: usize) {
         while request.tokens.len() < total {
             let len = request.remaining().min(chunk);
-            self.step(&mut [(request, len)]);
+            self.step(&mut [request.chunk(len)]);
         }
     }
 
@@ -791,17 +804,17 @@ impl SchedulerHarness {
     /// request.
     pub(crate) fn finish_all(&mut self, requests: &mut [HarnessRequest], total: usize) {
         for turn in 0.. {
-            let mut rows: Vec<(&mut HarnessRequest, usize)> = Vec::new();
+            let mut rows: Vec<HarnessRequestChunk<'_>> = Vec::new();
             for (i, request) in
                 requests.iter_mut().enumerate().filter(|(_, request)| request.tokens.len() < total)
             {
                 let len = request.remaining().min(1 + (i * 5 + turn * 11) % 30);
-                rows.push((request, len));
+                rows.push(request.chunk(len));
             }
             if rows.is_empty() {
                 return;
             }
-            rows.sort_by_key(|(request, len)| (*len > 1, request.id)); // Decode rows come first.
+            rows.sort_by_key(|chunk| (chunk.len > 1, chunk.request.id)); // Decode rows come first.
             self.step(&mut rows);
         }
     }
@@ -816,22 +829,20 @@ impl SchedulerHarness {
     ) {
         let mut ahead: Option<(Vec<usize>, Batch, SubmittedStep)> = None;
         for turn in 0.. {
-            let mut rows: Vec<(usize, &mut HarnessRequest, usize)> = Vec::new();
+            let mut rows: Vec<(usize, HarnessRequestChunk<'_>)> = Vec::new();
             for (i, request) in requests.iter_mut().enumerate() {
                 let len = request.remaining().min(1 + (i * 5 + turn * 11) % 30);
                 if request.expected_len() < total && len > 0 {
-                    rows.push((i, request, len));
+                    rows.push((i, request.chunk(len)));
                 }
             }
-            rows.sort_by_key(|(i, _, len)| (*len > 1, *i)); // Decode rows come first.
-            let indices: Vec<usize> = rows.iter().map(|(i, ..)| *i).collect();
-            let mut rows: Vec<_> =
-                rows.into_iter().map(|(_, request, len)| (request, len)).collect();
+            rows.sort_by_key(|(i, chunk)| (chunk.len > 1, *i)); // Decode rows come first.
+            let (indices, mut rows): (Vec<usize>, Vec<_>) = rows.into_iter().unzip();
             let next = (!rows.is_empty()).then(|| self.submit(&mut rows));
             let sent = next.iter().flat_map(|(batch, _)| &batch.rows);
             rows.iter_mut()
                 .zip(sent)
-                .for_each(|((request, _), row)| request.set_in_flight(row, false));
+                .for_each(|(chunk, row)| chunk.request.set_in_flight(row, false));
             between_steps(self, requests, turn);
             let over = ahead.is_none() && next.is_none();
             if let Some((indices, batch, submitted)) = ahead {

@@ -176,5 +176,8 @@ fn lazy_streams() {
 
 #[test]
 fn lazy_streams_run_only_when_waited_for() {
-    child_process::passed(&child_process::run("capture::lazy_streams", &[("HIPEMU_LAZY", "1")]));
+    child_process::passed(&child_process::run(
+        "capture::lazy_streams",
+        &[("HIPEMU_LAZY", "1")].into(),
+    ));
 }

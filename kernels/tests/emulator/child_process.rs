@@ -1,14 +1,15 @@
 //! Runs tests in a separate process, under a sanitizer or with another configuration of the emulated GPU. The
 //! child runs an ignored test of this executable, which can also be run directly with `--ignored`.
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::process::{Command, Output};
 
 /// Runs the ignored test `name` in a child process with additional environment variables.
-pub(crate) fn run(name: &str, variables: &[(&str, &str)]) -> Output {
+pub(crate) fn run(name: &str, variables: &BTreeMap<&str, &str>) -> Output {
     let mut command = Command::new(std::env::current_exe().unwrap());
     command.args(["--ignored", "--exact", "--nocapture", "--test-threads=1", name]);
-    command.envs(variables.iter().copied()).output().unwrap()
+    command.envs(variables).output().unwrap()
 }
 
 /// A sanitizer of the C++ compiler that kernels are compiled with.
@@ -41,7 +42,7 @@ pub(crate) fn sanitized(name: &str, sanitizer: KernelSanitizer, seed: u64) -> Op
         ("TSAN_OPTIONS", "exitcode=66:halt_on_error=1:ignore_noninstrumented_modules=1"),
         ("UBSAN_OPTIONS", "print_stacktrace=1:exitcode=66"),
     ];
-    Some(run(name, &variables))
+    Some(run(name, &variables.into()))
 }
 
 /// Returns the child's stdout and stderr.

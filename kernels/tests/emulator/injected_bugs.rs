@@ -152,7 +152,7 @@ fn a_missing_barrier_before_a_merge_is_caught() {
 fn rule_violation(name: &str) -> String {
     let output = child_process::run(
         &format!("injected_bugs::{name}"),
-        &[("HIPEMU_PROGRESS_TIMEOUT_MS", "300")],
+        &[("HIPEMU_PROGRESS_TIMEOUT_MS", "300")].into(),
     );
     child_process::passed(&output);
     child_process::text(&output)
@@ -257,8 +257,10 @@ fn long_wait() {
 fn long_wait_is_not_a_deadlock() {
     // With a progress timeout of zero, the emulator reports a deadlock at the first check in which no warp or
     // block has progressed since the previous check.
-    let output =
-        child_process::run("injected_bugs::long_wait", &[("HIPEMU_PROGRESS_TIMEOUT_MS", "0")]);
+    let output = child_process::run(
+        "injected_bugs::long_wait",
+        &[("HIPEMU_PROGRESS_TIMEOUT_MS", "0")].into(),
+    );
     child_process::passed(&output);
 }
 

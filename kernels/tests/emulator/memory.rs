@@ -53,7 +53,10 @@ fn small_device() {
 
 #[test]
 fn memory_runs_out_at_the_configured_size() {
-    child_process::passed(&child_process::run("memory::small_device", &[("HIPEMU_MEMORY", "1M")]));
+    child_process::passed(&child_process::run(
+        "memory::small_device",
+        &[("HIPEMU_MEMORY", "1M")].into(),
+    ));
 }
 
 #[test]
@@ -89,5 +92,8 @@ fn no_device() {
 
 #[test]
 fn zero_devices_return_no_device() {
-    child_process::passed(&child_process::run("memory::no_device", &[("HIPEMU_DEVICES", "0")]));
+    child_process::passed(&child_process::run(
+        "memory::no_device",
+        &[("HIPEMU_DEVICES", "0")].into(),
+    ));
 }

@@ -1,6 +1,8 @@
 //! Lists of visible devices: `ROCR_VISIBLE_DEVICES` first, then `HIP_VISIBLE_DEVICES`, or `CUDA_VISIBLE_DEVICES`
 //! if that is unset or empty, as AMD's runtimes read them.
 
+use std::collections::BTreeMap;
+
 use hip_runtime_sys::{DriverApi, GpuApi, LibrarySearchPaths, code};
 
 use crate::{child_process, emulated_gpu};
@@ -48,8 +50,8 @@ fn visibility_lists_combine_as_in_amd_runtimes() {
     ];
     for (lists, expected) in cases {
         // Overrides the variables of the machine on which the test runs, which must not affect the result.
-        let mut variables = vec![("HIPEMU_DEVICES", "4"), (HIP, ""), (CUDA, "")];
-        variables.extend(lists);
+        let mut variables = BTreeMap::from([("HIPEMU_DEVICES", "4"), (HIP, ""), (CUDA, "")]);
+        variables.extend(lists.iter().copied());
         let output = child_process::run("visible_devices::print_visible_devices", &variables);
         let text = child_process::text(&output);
         assert!(text.contains(&format!("visible buses: {expected}")), "{lists:?}: {text}");

@@ -3,8 +3,8 @@
 
 use device::{Buffer, DType, DeviceDriver, MatRef, bf16, f16};
 use kernels::{
-    AttentionKeyRange, AttentionMetadata, BatchUpperBounds, KvLayout, KvTileOrder, PagedAttention,
-    PagedAttentionArgs,
+    AttentionKeyRange, AttentionMetadata, BatchRowLengths, BatchUpperBounds, KvLayout, KvTileOrder,
+    PagedAttention, PagedAttentionArgs,
 };
 
 use crate::device_pair::{CpuGpuMatrix, CpuGpuPair, on_cpu, pairs, rounded, tolerance};
@@ -136,7 +136,10 @@ impl PagedAttentionCase {
         let contexts = pair.put(&contexts, 1, rows);
         let tables = pair.put(&self.tables, self.tables.len() / self.width, self.width);
         let seq_slots = pair.put(&self.seq_slots, 1, rows);
-        let bounds = BatchUpperBounds::of(self.rows.iter().copied(), self.max_rows_per_request);
+        let bounds = BatchUpperBounds::of(
+            self.rows.iter().map(|&(tokens, context)| BatchRowLengths { tokens, context }),
+            self.max_rows_per_request,
+        );
         let sinks = self.sinks.as_ref().map(|sinks| pair.put(sinks, 1, self.heads));
         let mut o = pair.poisoned(self.layouts[0].dtype, q.gpu().rows(), q.gpu().cols());
         let views: [fn(&CpuGpuMatrix) -> MatRef<'_>; 2] = [CpuGpuMatrix::gpu, CpuGpuMatrix::cpu];

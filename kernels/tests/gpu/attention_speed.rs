@@ -5,8 +5,8 @@
 use device::{DType, DeviceDriver, bf16};
 use kernels::gpu::GpuBackend;
 use kernels::{
-    AttentionKeyRange, AttentionMetadata, BatchUpperBounds, KvLayout, KvTileOrder, PagedAttention,
-    PagedAttentionArgs,
+    AttentionKeyRange, AttentionMetadata, BatchRowLengths, BatchUpperBounds, KvLayout, KvTileOrder,
+    PagedAttention, PagedAttentionArgs,
 };
 
 use crate::device_pair::{CpuGpuPair, pairs};
@@ -124,7 +124,10 @@ fn measure(pair: &CpuGpuPair, layer: &AttentionLayerSpec, step: StepRowSpec) {
     let layout = layout_of(layer, step);
     let pool = pair.gpu.alloc(layout.bytes()).unwrap();
     let mut arrays = StepArrays::new(&pair.gpu, layer, step);
-    let rows = std::iter::repeat_n((step.tokens, step.context), step.rows);
+    let rows = std::iter::repeat_n(
+        BatchRowLengths { tokens: step.tokens, context: step.context },
+        step.rows,
+    );
     let bounds = BatchUpperBounds::of(rows, 1);
     let time = microseconds(pair, CHAIN, |i| {
         let args = PagedAttentionArgs {

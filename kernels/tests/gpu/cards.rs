@@ -1,6 +1,7 @@
 //! AMD cards as the driver presents them: names, architectures with feature suffixes, compute units, LDS, unified
 //! memory, and lists of visible devices.
 
+use std::collections::BTreeMap;
 use std::process::Command;
 
 use device::DeviceDriver;
@@ -11,10 +12,10 @@ use crate::support::emulator;
 
 /// Runs an ignored test of this file with environment variables, and returns what it prints. `HIPEMU_GFX` is
 /// unset, so that the architecture is that of the card.
-fn run(name: &str, variables: &[(&str, &str)]) -> String {
+fn run(name: &str, variables: &BTreeMap<&str, &str>) -> String {
     let mut child = Command::new(std::env::current_exe().unwrap());
     child.args(["--ignored", "--exact", "--nocapture", &format!("cards::{name}")]);
-    let output = child.env_remove("HIPEMU_GFX").envs(variables.iter().copied()).output().unwrap();
+    let output = child.env_remove("HIPEMU_GFX").envs(variables).output().unwrap();
     let text = String::from_utf8(output.stdout).unwrap();
     assert!(text.contains("1 passed"), "{variables:?}: {text}");
     text
@@ -38,7 +39,7 @@ fn cards_are_described_by_their_driver() {
         ("MI350X", "gfx950", 256, 160, 288),
         ("MI355X", "gfx950", 256, 160, 288),
     ] {
-        let text = run("print_card", &[("HIPEMU_CARD", card)]);
+        let text = run("print_card", &[("HIPEMU_CARD", card)].into());
         let expected = format!(
             "card: AMD Instinct {card}, {arch}, {units} multiprocessors, without a BLASLt library, {lds} KB"
         );
@@ -51,7 +52,9 @@ fn cards_are_described_by_their_driver() {
 fn free_unified_memory_is_that_of_the_host() {
     const GIB: &str = "16777216"; // More than any host has.
     let memory = format!("{GIB}G");
-    let of = |card| run("print_card", &[("HIPEMU_CARD", card), ("HIPEMU_MEMORY", &memory)]);
+    let of = |card| {
+        run("print_card", &[("HIPEMU_CARD", card), ("HIPEMU_MEMORY", memory.as_str())].into())
+    };
     let all_free = format!("memory: {GIB} of {GIB} GiB");
     assert!(of("MI300X").contains(&all_free));
     assert!(!of("MI300A").contains(&all_free));
@@ -68,7 +71,7 @@ fn print_hidden_device_error() {
 
 #[test]
 fn hidden_device_error_names_the_variable() {
-    let text = run("print_hidden_device_error", &[("HIP_VISIBLE_DEVICES", "0,1")]);
+    let text = run("print_hidden_device_error", &[("HIP_VISIBLE_DEVICES", "0,1")].into());
     assert!(text.contains("error: device 3 is not visible: HIP_VISIBLE_DEVICES=0,1 ("), "{text}");
     assert!(text.contains("finds 2)"), "{text}");
 }

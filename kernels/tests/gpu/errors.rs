@@ -1,6 +1,6 @@
 //! Error messages for a missing GPU, too little GPU memory, and kernels that do not compile.
 
-use device::gpu::{GpuConfig, GpuLibrarySelection, HalfDtype, KernelSource};
+use device::gpu::{GpuConfig, GpuLibrarySelection, HalfDtype, KernelBuild, KernelSource};
 use device::{DeviceDriver, DeviceError};
 use kernels::gpu::GpuBackend;
 
@@ -49,7 +49,8 @@ static WHOLE: KernelSource = KernelSource {
 #[test]
 fn a_kernel_that_does_not_compile_names_file_and_reason() {
     let device = GpuBackend::open(&emulator(32)).unwrap();
-    let error = device.compile(&[(&BROKEN, vec![("SIZE", 3)])]).unwrap_err();
+    let error =
+        device.compile(&[KernelBuild { source: &BROKEN, defines: vec![("SIZE", 3)] }]).unwrap_err();
     let DeviceError::Gpu(error) = error else { panic!("{error}") };
     let text = error.to_string();
     assert!(text.starts_with("broken/broken.hip does not compile for "), "{text}");
@@ -61,7 +62,8 @@ fn a_kernel_that_does_not_compile_names_file_and_reason() {
 fn parallel_compile_is_cached_for_next_device() {
     let folder = std::env::temp_dir().join(format!("hadron-gpu-cache-{}", std::process::id()));
     let config = GpuConfig { cache_dir: Some(folder.clone()), ..emulator(64) };
-    let builds: Vec<_> = (1..4).map(|size| (&WHOLE, vec![("SIZE", size)])).collect();
+    let build = |size| KernelBuild { source: &WHOLE, defines: vec![("SIZE", size)] };
+    let builds: Vec<_> = (1..4).map(build).collect();
     let files = || -> Vec<_> {
         let mut files: Vec<_> = std::fs::read_dir(&folder)
             .unwrap()

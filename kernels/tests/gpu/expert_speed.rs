@@ -6,18 +6,27 @@ use kernels::{ExpertMlp, ExpertWeights, GateActivation, HostMat, TopKRoutes};
 
 use crate::device_pair::{CpuGpuPair, pairs};
 use crate::matrix_speed::{microseconds, report};
+use crate::moe::{ExpertSizes, expert_sizes};
 use crate::support::{DeviceArray, S};
 
-/// An MoE layer: model name; hidden size, expert MLP width, number of experts, experts per token; and weight
-/// dtype.
-type ExpertLayerSpec = (&'static str, [usize; 4], DType);
+/// MoE layer of a model.
+struct ExpertLayerSpec {
+    model: &'static str,
+    sizes: ExpertSizes,
+    /// Dtype of the weights.
+    dtype: DType,
+}
+
+const fn layer(model: &'static str, sizes: ExpertSizes, dtype: DType) -> ExpertLayerSpec {
+    ExpertLayerSpec { model, sizes, dtype }
+}
 
 const LAYERS: [ExpertLayerSpec; 5] = [
-    ("Qwen3-30B-A3B", [2048, 768, 128, 8], DType::BF16),
-    ("Qwen3-30B-A3B", [2048, 768, 128, 8], DType::F8E4M3),
-    ("V3, EP 8", [7168, 256, 256, 8], DType::F8E4M3),
-    ("V3, 32 experts", [7168, 2048, 32, 1], DType::F8E4M3),
-    ("V3", [7168, 2048, 256, 8], DType::F8E4M3),
+    layer("Qwen3-30B-A3B", expert_sizes(2048, 768, 128, 8), DType::BF16),
+    layer("Qwen3-30B-A3B", expert_sizes(2048, 768, 128, 8), DType::F8E4M3),
+    layer("V3, EP 8", expert_sizes(7168, 256, 256, 8), DType::F8E4M3),
+    layer("V3, 32 experts", expert_sizes(7168, 2048, 32, 1), DType::F8E4M3),
+    layer("V3", expert_sizes(7168, 2048, 256, 8), DType::F8E4M3),
 ];
 
 #[test]
@@ -30,7 +39,8 @@ fn expert_speed() {
     }
 }
 
-fn measure(pair: &CpuGpuPair, &(name, [hidden, inner, count, top_k], dtype): &ExpertLayerSpec) {
+fn measure(pair: &CpuGpuPair, &ExpertLayerSpec { model, sizes, dtype }: &ExpertLayerSpec) {
+    let ExpertSizes { hidden, inner, count, top_k } = sizes;
     let bytes = vec![0x3cu8; 2 * inner * hidden * dtype.bytes()];
     let scales = vec![1e-3f32; (2 * inner / 128) * (hidden / 128)];
     let group = |n: usize, k: usize, gated| {
@@ -43,7 +53,7 @@ fn measure(pair: &CpuGpuPair, &(name, [hidden, inner, count, top_k], dtype): &Ex
     };
     let (gate_up, down) = (group(2 * inner, hidden, true), group(hidden, inner, false));
     let experts = ExpertWeights::unbiased(0, &gate_up, &down);
-    let what = format!("{name}, {dtype:?}");
+    let what = format!("{model}, {dtype:?}");
     times(pair, &what, &experts, top_k, 3 * hidden * inner * dtype.bytes());
 }
 

@@ -145,16 +145,16 @@ fn mla_agrees_with_the_cpu() {
 #[test]
 fn experts_agree_with_the_cpu() {
     for pair in &f16_pairs() {
-        moe::check(pair, (136, 72, 4, 3), F16, 10); // Few rows use the small-M kernel.
-        moe::check(pair, (72, 40, 3, 2), F16, 50); // These rows use tiles of 64 rows.
-        moe::check(pair, (36, 20, 5, 2), F16, 7); // Rows of these sizes do not permit 16-byte loads.
+        moe::check(pair, moe::expert_sizes(136, 72, 4, 3), F16, 10); // Few rows use the small-M kernel.
+        moe::check(pair, moe::expert_sizes(72, 40, 3, 2), F16, 50); // These rows use tiles of 64 rows.
+        moe::check(pair, moe::expert_sizes(36, 20, 5, 2), F16, 7); // Rows of these sizes do not permit 16-byte loads.
         // The weights of experts of these sizes are streamed by bulk copies (TMA), if the GPU supports these.
-        moe::check(pair, (192, 64, 40, 4), F16, 9);
-        moe::check(pair, (128, 192, 20, 8), F16, 9);
-        moe::check(pair, (128, 192, 20, 8), F16, 20);
-        moe::check(pair, (64, 64, 3, 2), F16, 150);
-        moe_fp8::check_small_m(pair, (192, 64, 5, 3), 10);
-        moe_fp8::check_grouped_gemm::<f16>(pair, (192, 128, 3, 2), 30);
+        moe::check(pair, moe::expert_sizes(192, 64, 40, 4), F16, 9);
+        moe::check(pair, moe::expert_sizes(128, 192, 20, 8), F16, 9);
+        moe::check(pair, moe::expert_sizes(128, 192, 20, 8), F16, 20);
+        moe::check(pair, moe::expert_sizes(64, 64, 3, 2), F16, 150);
+        moe_fp8::check_small_m(pair, moe::expert_sizes(192, 64, 5, 3), 10);
+        moe_fp8::check_grouped_gemm::<f16>(pair, moe::expert_sizes(192, 128, 3, 2), 30);
     }
 }
 

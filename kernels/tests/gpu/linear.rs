@@ -1,6 +1,8 @@
 //! Linear layers of the GPU: every kernel that `linear` may choose, with and without fused operations, and
 //! batch invariance of rows.
 
+use std::ops::Range;
+
 use device::DType;
 use kernels::{
     FusedLinear, GateActivation, GatedActivation, Linear, LinearFusion, PackedMatrix, RmsNorm,
@@ -186,25 +188,25 @@ pub(crate) fn check_fused_linear(
 #[test]
 fn linear_rows_are_batch_invariant() {
     for pair in &pairs() {
-        let few = [(0, 1), (7, 1), (15, 1), (3, 2), (5, 9)];
+        let few = [0..1, 7..8, 15..16, 3..5, 5..14];
         check_rows(pair, 48, 1160, false, 16, &few);
         check_rows(pair, 24, 2592, false, 16, &few);
         check_rows(pair, 24, 2592, true, 16, &few);
         if streams(pair) {
-            check_rows(pair, 48, 576, false, 100, &[(0, 17), (13, 64), (1, 99)]);
+            check_rows(pair, 48, 576, false, 100, &[0..17, 13..77, 1..100]);
         }
     }
 }
 
-/// Checks that output rows have the same bits in a batch of `rows` rows and in smaller batches; `parts` has
-/// the (first row, number of rows) of each smaller batch.
+/// Checks that output rows have the same bits in a batch of `rows` rows and in smaller batches of the rows
+/// `parts`.
 fn check_rows(
     pair: &CpuGpuPair,
     n: usize,
     k: usize,
     normed: bool,
     rows: usize,
-    parts: &[(usize, usize)],
+    parts: &[Range<usize>],
 ) {
     let eps = 1e-6;
     let mut numbers = pair.numbers(2);
@@ -215,8 +217,9 @@ fn check_rows(
     if !FusedLinear::supports(&pair.backends()[0], rows, DType::BF16, &w) {
         return; // Such rows do not fit into this GPU's shared memory.
     }
-    let product = |from: usize, m: usize| {
-        let x = pair.put(&values[from * k..(from + m) * k], m, k);
+    let product = |part: Range<usize>| {
+        let m = part.len();
+        let x = pair.put(&values[part.start * k..part.end * k], m, k);
         let mut y = pair.poisoned(DType::F32, m, n);
         let fusion = LinearFusion { norm, ..LinearFusion::default() };
         pair.gpu
@@ -224,8 +227,8 @@ fn check_rows(
             .unwrap();
         pair.read::<f32>(&y)[0].clone()
     };
-    let all = product(0, rows);
-    for &(from, m) in parts {
-        assert_eq!(product(from, m), all[from * n..(from + m) * n], "{m} rows from {from}");
+    let all = product(0..rows);
+    for part in parts {
+        assert_eq!(product(part.clone()), all[part.start * n..part.end * n], "rows {part:?}");
     }
 }

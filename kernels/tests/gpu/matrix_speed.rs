@@ -6,8 +6,8 @@ use std::time::Instant;
 
 use device::{DType, DeviceDriver};
 use kernels::{
-    AttentionMetadata, BatchUpperBounds, FusedLinear, GateActivation, KvLayout, KvTileOrder,
-    LinearFusion, PackedMatrix, PagedAttention, PagedAttentionArgs,
+    AttentionMetadata, BatchRowLengths, BatchUpperBounds, FusedLinear, GateActivation, KvLayout,
+    KvTileOrder, LinearFusion, PackedMatrix, PagedAttention, PagedAttentionArgs,
 };
 
 use crate::device_pair::{CpuGpuPair, pairs};
@@ -171,8 +171,10 @@ fn measure_attention(pair: &CpuGpuPair, workload: &AttentionWorkload) {
     let seq_slots = pair.put(&by_row(&|r| r / tokens), 1, rows);
     let tables: Vec<i32> = (0..blocks as i32).map(|i| (i * 7919) % blocks as i32).collect();
     let tables = pair.put(&tables, requests, width);
-    let bounds =
-        BatchUpperBounds::of(std::iter::repeat_n((q, context + tokens - 1), rows), together);
+    let bounds = BatchUpperBounds::of(
+        std::iter::repeat_n(BatchRowLengths { tokens: q, context: context + tokens - 1 }, rows),
+        together,
+    );
     let (context_lens, block_tables) = (contexts.gpu(), tables.gpu());
     let table_rows = Some(seq_slots.gpu());
     let step =

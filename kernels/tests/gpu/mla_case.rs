@@ -2,8 +2,9 @@
 
 use device::{Buffer, DType, MatMut, MatRef};
 use kernels::{
-    AttentionMetadata, BatchUpperBounds, HostMat, KernelBackend, MlaAttention, MlaAttentionArgs,
-    MlaKvLayout, MlaPrologue, MlaPrologueArgs, MlaUpProjections, PackedMatrixGroup, RopeCosSin,
+    AttentionMetadata, BatchRowLengths, BatchUpperBounds, HostMat, KernelBackend, MlaAttention,
+    MlaAttentionArgs, MlaKvLayout, MlaPrologue, MlaPrologueArgs, MlaUpProjections,
+    PackedMatrixGroup, RopeCosSin,
 };
 
 use crate::device_pair::{CpuGpuMatrix, CpuGpuPair, on_cpu, rounded, tolerance};
@@ -262,7 +263,10 @@ fn transposed(x: &[u8], k: usize) -> Vec<u8> {
 impl MlaQueries {
     fn new(pair: &CpuGpuPair, q: CpuGpuMatrix, step: &MlaStepRows<'_>, table: &[i32]) -> Self {
         let rows = step.rows.len();
-        let exact = BatchUpperBounds::of(step.rows.iter().copied(), step.max_rows_per_request);
+        let exact = BatchUpperBounds::of(
+            step.rows.iter().map(|&(tokens, context)| BatchRowLengths { tokens, context }),
+            step.max_rows_per_request,
+        );
         let bounds = BatchUpperBounds { decode_rows: step.decode_rows, max_query_len: 5, ..exact };
         let mut ends = vec![0i32];
         for (queries, _) in step.rows {

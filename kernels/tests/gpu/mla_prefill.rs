@@ -9,8 +9,8 @@ use device::gpu::HalfDtype;
 use device::{Buffer, DType};
 use kernels::gpu::GpuBackend;
 use kernels::{
-    AttentionMetadata, BatchUpperBounds, HostMat, KernelBackend, MlaAttention, MlaAttentionArgs,
-    MlaKvLayout, MlaUpProjections, PackedMatrixGroup,
+    AttentionMetadata, BatchRowLengths, BatchUpperBounds, HostMat, KernelBackend, MlaAttention,
+    MlaAttentionArgs, MlaKvLayout, MlaUpProjections, PackedMatrixGroup,
 };
 
 use crate::device_pair::{CpuGpuMatrix, CpuGpuPair, bytes_of, on_cpu, pairs, rounded, tolerance};
@@ -173,7 +173,10 @@ fn outputs(
                 context_lens: view(&metadata[1]),
                 block_tables: view(&metadata[2]),
                 table_rows: Some(view(&metadata[3])),
-                bounds: BatchUpperBounds::of(rows.iter().copied(), 1),
+                bounds: BatchUpperBounds::of(
+                    rows.iter().map(|&(tokens, context)| BatchRowLengths { tokens, context }),
+                    1,
+                ),
             },
             heads: MlaUpProjections {
                 w_uk: &key,

@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use device::{DType, DeviceDriver, bf16};
 use kernels::{
-    AttentionMetadata, BatchUpperBounds, HostMat, MlaAttention, MlaAttentionArgs, MlaKvLayout,
-    MlaUpProjections, PackedMatrixGroup,
+    AttentionMetadata, BatchRowLengths, BatchUpperBounds, HostMat, MlaAttention, MlaAttentionArgs,
+    MlaKvLayout, MlaUpProjections, PackedMatrixGroup,
 };
 
 use crate::device_pair::{CpuGpuMatrix, CpuGpuPair, pairs};
@@ -216,8 +216,10 @@ fn measure(pair: &CpuGpuPair, heads: usize, workload: &MlaWorkload, context: usi
     let entries = workload.requests * width;
     let tables: Vec<i32> = (0..entries).map(|i| (i * 7919 % blocks) as i32).collect();
     let tables = pair.put(&tables, workload.requests, width);
-    let bounds =
-        BatchUpperBounds::of(std::iter::repeat_n((q, context), rows), workload.rows_per_request);
+    let bounds = BatchUpperBounds::of(
+        std::iter::repeat_n(BatchRowLengths { tokens: q, context }, rows),
+        workload.rows_per_request,
+    );
     let step = AttentionMetadata {
         cu_q: cu_q.gpu(),
         context_lens: contexts.gpu(),

@@ -27,15 +27,33 @@ struct MoeCase {
 /// Function that returns the weights of a matrix `[n, k]`, from random numbers, `n`, `k` and a type.
 type WeightGenerator = fn(&mut RandomNumbers, usize, usize, DType) -> Vec<f32>;
 
-/// Hidden size, expert MLP width, number of experts, and experts per token.
-type MoeSizes = (usize, usize, usize, usize);
+/// Sizes of an MoE layer.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct ExpertSizes {
+    pub(crate) hidden: usize,
+    /// Width of each expert's MLP.
+    pub(crate) inner: usize,
+    /// Number of experts.
+    pub(crate) count: usize,
+    /// Experts per token.
+    pub(crate) top_k: usize,
+}
+
+pub(crate) const fn expert_sizes(
+    hidden: usize,
+    inner: usize,
+    count: usize,
+    top_k: usize,
+) -> ExpertSizes {
+    ExpertSizes { hidden, inner, count, top_k }
+}
 
 impl MoeCase {
     /// Creates a case with random weights and random experts per token; expert 0 is on another rank.
     fn new(
         pair: &CpuGpuPair,
         numbers: &mut RandomNumbers,
-        sizes: MoeSizes,
+        sizes: ExpertSizes,
         dtype: DType,
         tokens: usize,
     ) -> Self {
@@ -49,7 +67,7 @@ impl MoeCase {
     fn mxfp4(
         pair: &CpuGpuPair,
         numbers: &mut RandomNumbers,
-        sizes: MoeSizes,
+        sizes: ExpertSizes,
         tokens: usize,
         pack: impl Fn(&[Vec<HostMat<'_>>]) -> PackedMatrixGroup,
     ) -> Self {
@@ -65,7 +83,7 @@ impl MoeCase {
     fn biased(
         pair: &CpuGpuPair,
         numbers: &mut RandomNumbers,
-        sizes: MoeSizes,
+        sizes: ExpertSizes,
         dtype: DType,
         tokens: usize,
     ) -> Self {
@@ -76,8 +94,8 @@ impl MoeCase {
         case
     }
 
-    fn add_biases(&mut self, pair: &CpuGpuPair, numbers: &mut RandomNumbers, sizes: MoeSizes) {
-        let (hidden, inner, count, _) = sizes;
+    fn add_biases(&mut self, pair: &CpuGpuPair, numbers: &mut RandomNumbers, sizes: ExpertSizes) {
+        let ExpertSizes { hidden, inner, count, .. } = sizes;
         let mut bias = |n: usize| {
             let values: Vec<f32> = (0..(count - 1) * n).map(|_| numbers.float()).collect();
             pair.put(&values, count - 1, n)
@@ -89,7 +107,7 @@ impl MoeCase {
     fn with_packing(
         pair: &CpuGpuPair,
         numbers: &mut RandomNumbers,
-        (hidden, inner, count, top_k): MoeSizes,
+        ExpertSizes { hidden, inner, count, top_k }: ExpertSizes,
         dtype: DType,
         tokens: usize,
         weights: WeightGenerator,
@@ -171,10 +189,10 @@ fn mxfp4_weights(numbers: &mut RandomNumbers, n: usize, k: usize, _: DType) -> V
     (0..n * k).map(&mut weight).collect()
 }
 
-pub(crate) fn check(pair: &CpuGpuPair, sizes: MoeSizes, dtype: DType, tokens: usize) {
+pub(crate) fn check(pair: &CpuGpuPair, sizes: ExpertSizes, dtype: DType, tokens: usize) {
     let mut numbers = pair.numbers(tokens as u64);
     let case = MoeCase::new(pair, &mut numbers, sizes, dtype, tokens);
-    let x = pair.random(&mut numbers, dtype, tokens, sizes.0);
+    let x = pair.random(&mut numbers, dtype, tokens, sizes.hidden);
     let what = format!("{sizes:?} {dtype:?}, {tokens} tokens");
     pair.check(&what, &case.run(pair, &x, 0), 2.0 * tolerance(dtype));
 }
@@ -182,20 +200,20 @@ pub(crate) fn check(pair: &CpuGpuPair, sizes: MoeSizes, dtype: DType, tokens: us
 #[test]
 fn experts_agree_with_the_cpu() {
     for pair in &pairs() {
-        check(pair, (136, 72, 6, 2), DType::BF16, 1);
+        check(pair, expert_sizes(136, 72, 6, 2), DType::BF16, 1);
         // Few rows, but some experts have more than one segment (rows of one expert that one thread block
         // processes).
-        check(pair, (136, 72, 4, 3), DType::BF16, 10);
-        check(pair, (72, 40, 3, 2), DType::BF16, 50); // These rows use tiles of 64 rows.
-        check(pair, (40, 24, 3, 2), DType::BF16, 150); // These rows use tiles of 128 rows.
-        check(pair, (36, 20, 5, 2), DType::BF16, 7); // Rows of these sizes do not permit 16-byte loads.
+        check(pair, expert_sizes(136, 72, 4, 3), DType::BF16, 10);
+        check(pair, expert_sizes(72, 40, 3, 2), DType::BF16, 50); // These rows use tiles of 64 rows.
+        check(pair, expert_sizes(40, 24, 3, 2), DType::BF16, 150); // These rows use tiles of 128 rows.
+        check(pair, expert_sizes(36, 20, 5, 2), DType::BF16, 7); // Rows of these sizes do not permit 16-byte loads.
         // Weights are streamed by bulk copies (TMA), if supported. The kernel sorts the (token, expert) pairs
         // by expert, and the weight rows that a thread block processes may begin at any multiple of 16.
-        check(pair, (64, 128, 6, 3), DType::BF16, 1);
-        check(pair, (192, 64, 40, 4), DType::BF16, 9);
-        check(pair, (128, 192, 20, 8), DType::BF16, 9); // Choices are sorted by a separate kernel.
-        check(pair, (128, 192, 20, 8), DType::BF16, 20); // Weight loads start before routing has finished.
-        check(pair, (64, 64, 3, 2), DType::BF16, 150); // These rows use large tiles.
+        check(pair, expert_sizes(64, 128, 6, 3), DType::BF16, 1);
+        check(pair, expert_sizes(192, 64, 40, 4), DType::BF16, 9);
+        check(pair, expert_sizes(128, 192, 20, 8), DType::BF16, 9); // Choices are sorted by a separate kernel.
+        check(pair, expert_sizes(128, 192, 20, 8), DType::BF16, 20); // Weight loads start before routing has finished.
+        check(pair, expert_sizes(64, 64, 3, 2), DType::BF16, 150); // These rows use large tiles.
     }
 }
 
@@ -203,16 +221,16 @@ fn experts_agree_with_the_cpu() {
 fn biases_of_experts_agree_with_the_cpu() {
     for pair in &pairs() {
         for (sizes, dtype, tokens) in [
-            ((64, 128, 6, 3), DType::BF16, 5),
-            ((72, 40, 3, 2), DType::BF16, 50),
-            ((72, 40, 3, 2), DType::BF16, 150),
-            ((36, 20, 5, 2), DType::BF16, 7),
-            ((36, 20, 5, 2), DType::F32, 7),
+            (expert_sizes(64, 128, 6, 3), DType::BF16, 5),
+            (expert_sizes(72, 40, 3, 2), DType::BF16, 50),
+            (expert_sizes(72, 40, 3, 2), DType::BF16, 150),
+            (expert_sizes(36, 20, 5, 2), DType::BF16, 7),
+            (expert_sizes(36, 20, 5, 2), DType::F32, 7),
         ] {
             let mut numbers = pair.numbers(3);
             let mut case = MoeCase::biased(pair, &mut numbers, sizes, dtype, tokens);
             case.activation = GateActivation::ClampedSilu { alpha: 1.702, limit: 7.0 };
-            let x = pair.random(&mut numbers, dtype, tokens, sizes.0);
+            let x = pair.random(&mut numbers, dtype, tokens, sizes.hidden);
             pair.check(&format!("{sizes:?}"), &case.run(pair, &x, 0), 2.0 * tolerance(dtype));
         }
     }
@@ -224,10 +242,10 @@ fn biases_of_experts_agree_with_the_cpu() {
 fn mxfp4_experts_agree_with_the_cpu() {
     for pair in &pairs() {
         for (sizes, tokens) in [
-            ((64, 128, 6, 3), 5),
-            ((160, 96, 4, 2), 3),
-            ((96, 32, 3, 2), 50),
-            ((160, 64, 3, 2), 150),
+            (expert_sizes(64, 128, 6, 3), 5),
+            (expert_sizes(160, 96, 4, 2), 3),
+            (expert_sizes(96, 32, 3, 2), 50),
+            (expert_sizes(160, 64, 3, 2), 150),
         ] {
             let packed = |is_mxfp4: bool| {
                 let mut numbers = pair.numbers(7);
@@ -238,7 +256,7 @@ fn mxfp4_experts_agree_with_the_cpu() {
                     pair.gpu.pack_row_major(parts, DType::BF16).unwrap()
                 });
                 assert_eq!([case.gate_up[0].is_mxfp4(), case.down[0].is_mxfp4()], [is_mxfp4; 2]);
-                let x = pair.random(&mut numbers, DType::BF16, tokens, sizes.0);
+                let x = pair.random(&mut numbers, DType::BF16, tokens, sizes.hidden);
                 case.run(pair, &x, 0)
             };
             let y = packed(true);
@@ -271,17 +289,17 @@ fn expert_activations_agree_with_the_cpu() {
     let clamped = GateActivation::ClampedSilu { alpha: 1.702, limit: 0.75 };
     for pair in &pairs() {
         for (sizes, dtype, tokens, activation) in [
-            ((136, 72, 6, 2), DType::BF16, 1, clamped),
-            ((72, 40, 3, 2), DType::BF16, 50, clamped),
-            ((36, 20, 5, 2), DType::BF16, 7, GateActivation::GeluTanh),
-            ((36, 20, 5, 2), DType::F32, 7, clamped),
-            ((64, 128, 6, 3), DType::BF16, 1, clamped),
-            ((128, 192, 20, 8), DType::BF16, 20, GateActivation::GeluTanh),
+            (expert_sizes(136, 72, 6, 2), DType::BF16, 1, clamped),
+            (expert_sizes(72, 40, 3, 2), DType::BF16, 50, clamped),
+            (expert_sizes(36, 20, 5, 2), DType::BF16, 7, GateActivation::GeluTanh),
+            (expert_sizes(36, 20, 5, 2), DType::F32, 7, clamped),
+            (expert_sizes(64, 128, 6, 3), DType::BF16, 1, clamped),
+            (expert_sizes(128, 192, 20, 8), DType::BF16, 20, GateActivation::GeluTanh),
         ] {
             let mut numbers = pair.numbers(tokens as u64);
             let case = MoeCase::new(pair, &mut numbers, sizes, dtype, tokens);
             let case = MoeCase { activation, ..case };
-            let x = pair.random(&mut numbers, dtype, tokens, sizes.0);
+            let x = pair.random(&mut numbers, dtype, tokens, sizes.hidden);
             let what = format!("{sizes:?} {dtype:?}, {tokens} tokens, {activation:?}");
             pair.check(&what, &case.run(pair, &x, 0), 2.0 * tolerance(dtype));
         }
@@ -293,8 +311,8 @@ fn expert_activations_agree_with_the_cpu() {
 #[test]
 fn any_number_of_tokens() {
     for pair in &pairs() {
-        check(pair, (8, 8, 2, 1), DType::F32, 66_000);
-        check(pair, (16, 16, 2, 1), DType::BF16, 66_000);
+        check(pair, expert_sizes(8, 8, 2, 1), DType::F32, 66_000);
+        check(pair, expert_sizes(16, 16, 2, 1), DType::BF16, 66_000);
     }
 }
 
@@ -305,10 +323,10 @@ fn hot_and_idle_experts_match_the_cpu() {
         let small_batches = [([1, 2], 70), ([1, 0], 40), ([0, 0], 40), ([0, 0], 3)];
         let large_batches = [([1, 59], 130), ([0, 30], 130), ([0, 0], 130)];
         for (choices, tokens) in small_batches.into_iter().chain(large_batches) {
-            let (sizes, mut numbers) = ((64, 64, 60, 2), pair.numbers(3));
+            let (sizes, mut numbers) = (expert_sizes(64, 64, 60, 2), pair.numbers(3));
             let mut case = MoeCase::new(pair, &mut numbers, sizes, DType::BF16, tokens);
             case.chosen = choices.repeat(tokens);
-            let x = pair.random(&mut numbers, DType::BF16, tokens, sizes.0);
+            let x = pair.random(&mut numbers, DType::BF16, tokens, sizes.hidden);
             let what = format!("{tokens} tokens of {choices:?}");
             pair.check(&what, &case.run(pair, &x, 0), 2.0 * tolerance(DType::BF16));
         }
@@ -326,7 +344,7 @@ fn shared_experts_agree_with_the_cpu() {
             (5, 3, 2, &[17, 300]),
         ] {
             for &tokens in tokens {
-                let (sizes, mut numbers) = ((64, 64, count, top_k), pair.numbers(8));
+                let (sizes, mut numbers) = (expert_sizes(64, 64, count, top_k), pair.numbers(8));
                 let mut case = MoeCase::new(pair, &mut numbers, sizes, DType::BF16, tokens);
                 for t in 0..tokens {
                     let mut free: Vec<i32> = (0..(count - shared) as i32).collect();
@@ -339,7 +357,7 @@ fn shared_experts_agree_with_the_cpu() {
                     }
                     case.weights[(t + 1) * top_k - shared..(t + 1) * top_k].fill(1.0);
                 }
-                let x = pair.random(&mut numbers, DType::BF16, tokens, sizes.0);
+                let x = pair.random(&mut numbers, DType::BF16, tokens, sizes.hidden);
                 let what = format!("{tokens} tokens of {count} experts, {shared} shared");
                 pair.check(&what, &case.run(pair, &x, 0), 2.0 * tolerance(DType::BF16));
             }
@@ -387,8 +405,8 @@ fn fused_routing_changes_no_bit() {
     for (pair, tokens, renormalise, shared) in
         pairs().iter().flat_map(|p| [(p, 1, true, 0), (p, 2, true, 2), (p, 2, false, 1)])
     {
-        let (sizes, mut numbers) = ((64, 64, 21, 6), pair.numbers(6));
-        let (hidden, _, all, k) = sizes;
+        let (sizes, mut numbers) = (expert_sizes(64, 64, 21, 6), pair.numbers(6));
+        let ExpertSizes { hidden, count: all, top_k: k, .. } = sizes;
         let (count, top_k) = (all - shared, k - shared);
         let mut case = MoeCase::new(pair, &mut numbers, sizes, DType::BF16, tokens);
         let x = pair.random(&mut numbers, DType::BF16, tokens, hidden);
@@ -436,15 +454,15 @@ fn fused_routing_changes_no_bit() {
 #[test]
 fn large_expert_alignment_uses_several_blocks() {
     for pair in &pairs() {
-        let (sizes, tokens, mut numbers) = ((64, 64, 5, 4), 1100, pair.numbers(5));
+        let (sizes, tokens, mut numbers) = (expert_sizes(64, 64, 5, 4), 1100, pair.numbers(5));
         let mut case = MoeCase::new(pair, &mut numbers, sizes, DType::BF16, tokens);
-        for chosen in case.chosen.chunks_mut(sizes.3) {
+        for chosen in case.chosen.chunks_mut(sizes.top_k) {
             chosen.fill(0);
             if numbers.below(8) == 0 {
-                chosen[numbers.below(sizes.3)] = 1 + numbers.below(4) as i32;
+                chosen[numbers.below(sizes.top_k)] = 1 + numbers.below(4) as i32;
             }
         }
-        let x = pair.random(&mut numbers, DType::BF16, tokens, sizes.0);
+        let x = pair.random(&mut numbers, DType::BF16, tokens, sizes.hidden);
         pair.check(
             "alignment in several blocks",
             &case.run(pair, &x, 0),
@@ -458,12 +476,12 @@ fn large_expert_alignment_uses_several_blocks() {
 #[test]
 fn moe_tokens_are_batch_invariant() {
     for pair in &pairs() {
-        check_batch_invariance(pair, (72, 40, 5, 2), 6, 1);
-        check_batch_invariance(pair, (128, 64, 20, 8), 9, 1);
-        check_batch_invariance(pair, (64, 64, 17, 4), 32, 17);
-        check_batch_invariance(pair, (64, 64, 3, 2), 80, 70);
+        check_batch_invariance(pair, expert_sizes(72, 40, 5, 2), 6, 1);
+        check_batch_invariance(pair, expert_sizes(128, 64, 20, 8), 9, 1);
+        check_batch_invariance(pair, expert_sizes(64, 64, 17, 4), 32, 17);
+        check_batch_invariance(pair, expert_sizes(64, 64, 3, 2), 80, 70);
         let mut numbers = pair.numbers(2);
-        let case = MoeCase::mxfp4(pair, &mut numbers, (160, 64, 5, 2), 6, |parts| {
+        let case = MoeCase::mxfp4(pair, &mut numbers, expert_sizes(160, 64, 5, 2), 6, |parts| {
             pair.gpu.pack_mxfp4(parts, DType::BF16).unwrap()
         });
         check_parts_of_batch(pair, &case, &mut numbers, 160, 6, 1);
@@ -472,8 +490,8 @@ fn moe_tokens_are_batch_invariant() {
 
 /// Checks that the result of each token has the same bits in a batch of `tokens` tokens and in batches of
 /// `some` consecutive tokens.
-fn check_batch_invariance(pair: &CpuGpuPair, sizes: MoeSizes, tokens: usize, some: usize) {
-    let hidden = sizes.0;
+fn check_batch_invariance(pair: &CpuGpuPair, sizes: ExpertSizes, tokens: usize, some: usize) {
+    let hidden = sizes.hidden;
     let mut numbers = pair.numbers(2);
     let case = MoeCase::new(pair, &mut numbers, sizes, DType::BF16, tokens);
     check_parts_of_batch(pair, &case, &mut numbers, hidden, tokens, some);

@@ -9,6 +9,7 @@ use kernels::{
 
 use crate::device_pair::{CpuGpuMatrix, CpuGpuPair, on_cpu, pairs, tolerance};
 use crate::fp8::{Fp8Weights, ScaleGranularity, quantize_group};
+use crate::moe::{ExpertSizes, expert_sizes};
 use crate::support::{GpuTestFloat, RandomNumbers, S};
 
 const BF16: DType = DType::BF16;
@@ -16,7 +17,7 @@ const BF16: DType = DType::BF16;
 /// The fp8 experts of one layer as stored in checkpoints and as packed on both devices, and for some tokens
 /// the expert ids and weights that a router chose.
 pub(crate) struct MoeFp8Case {
-    sizes: MoeFp8Sizes,
+    sizes: ExpertSizes,
     /// Gate, up and down projection of each expert.
     stored: Vec<[Fp8Weights; 3]>,
     gate_up: [PackedMatrixGroup; 2],
@@ -24,9 +25,6 @@ pub(crate) struct MoeFp8Case {
     chosen: Vec<i32>,
     weights: Vec<f32>,
 }
-
-/// Hidden size, expert MLP width, number of experts, and experts per token.
-pub(crate) type MoeFp8Sizes = (usize, usize, usize, usize);
 
 /// First expert of this rank; expert 0 is on another rank.
 const FIRST: usize = 1;
@@ -37,7 +35,7 @@ impl MoeFp8Case {
     fn new(
         pair: &CpuGpuPair,
         numbers: &mut RandomNumbers,
-        sizes: MoeFp8Sizes,
+        sizes: ExpertSizes,
         tokens: usize,
     ) -> Self {
         let stored = stored(numbers, sizes);
@@ -48,11 +46,11 @@ impl MoeFp8Case {
     pub(crate) fn of(
         pair: &CpuGpuPair,
         numbers: &mut RandomNumbers,
-        sizes: MoeFp8Sizes,
+        sizes: ExpertSizes,
         tokens: usize,
         stored: Vec<[Fp8Weights; 3]>,
     ) -> Self {
-        let (_, _, count, top_k) = sizes;
+        let ExpertSizes { count, top_k, .. } = sizes;
         let (gate_up, down) = projections(&stored);
         let half = pair.gpu.half_dtype();
         let packed_dtype = pair.backends()[0].experts_dtype(&gate_up, &down, MANY_LAYERS, half);
@@ -88,11 +86,11 @@ impl MoeFp8Case {
         from: usize,
         on_cpu: bool,
     ) -> CpuGpuMatrix {
-        let (tokens, top_k) = (x.gpu().rows(), self.sizes.3);
+        let (tokens, top_k) = (x.gpu().rows(), self.sizes.top_k);
         let own = from * top_k..(from + tokens) * top_k;
         let chosen = pair.put(&self.chosen[own.clone()], tokens, top_k);
         let weights = pair.put(&self.weights[own], tokens, top_k);
-        let mut y = pair.poisoned(pair.gpu.half_dtype(), tokens, self.sizes.0);
+        let mut y = pair.poisoned(pair.gpu.half_dtype(), tokens, self.sizes.hidden);
         let experts = |i: usize| ExpertWeights::unbiased(FIRST, &self.gate_up[i], &self.down[i]);
         let routes = TopKRoutes { experts: chosen.gpu(), weights: weights.gpu() };
         pair.gpu
@@ -115,7 +113,7 @@ impl MoeFp8Case {
 
     /// Returns whether the first chosen expert of a token is on this rank.
     pub(crate) fn is_here(&self, token: usize) -> bool {
-        self.chosen[token * self.sizes.3] >= FIRST as i32
+        self.chosen[token * self.sizes.top_k] >= FIRST as i32
     }
 
     /// Returns the experts of this rank, packed on the GPU.
@@ -146,7 +144,7 @@ impl MoeFp8Case {
     /// Returns the expected outputs for a large batch, computed in f64 as the GPU computes them: every input
     /// is quantised.
     fn quantized<T: GpuTestFloat>(&self, x: &[T]) -> Vec<T> {
-        let (hidden, _, _, top_k) = self.sizes;
+        let ExpertSizes { hidden, top_k, .. } = self.sizes;
         let wide: Vec<[Vec<Vec<f32>>; 3]> = self.stored.iter().map(each_row).collect();
         // The gate and up projections of all experts share one activation scaling; the down projections share
         // another.
@@ -180,13 +178,13 @@ impl MoeFp8Case {
     }
 }
 
-pub(crate) fn stored(numbers: &mut RandomNumbers, sizes: MoeFp8Sizes) -> Vec<[Fp8Weights; 3]> {
+pub(crate) fn stored(numbers: &mut RandomNumbers, sizes: ExpertSizes) -> Vec<[Fp8Weights; 3]> {
     stored_with(numbers, sizes, ScaleGranularity::Blocks)
 }
 
 pub(crate) fn stored_with(
     numbers: &mut RandomNumbers,
-    (hidden, inner, count, _): MoeFp8Sizes,
+    ExpertSizes { hidden, inner, count, .. }: ExpertSizes,
     grid: ScaleGranularity,
 ) -> Vec<[Fp8Weights; 3]> {
     let mut random_weights = |n: usize, k: usize| Fp8Weights::new(numbers, n, k, grid);
@@ -227,19 +225,19 @@ fn gated<T: GpuTestFloat>(gate: f64, up: f64) -> T {
 #[test]
 fn fp8_small_m_agrees_with_the_cpu() {
     for pair in &pairs() {
-        check_small_m(pair, (64, 64, 6, 2), 1);
-        check_small_m(pair, (192, 64, 5, 3), 10);
+        check_small_m(pair, expert_sizes(64, 64, 6, 2), 1);
+        check_small_m(pair, expert_sizes(192, 64, 5, 3), 10);
         // One scale per 64 outputs, because the 192 gate outputs are no multiple of 128; thread blocks end
         // inside the gate outputs.
-        check_small_m(pair, (320, 192, 5, 2), 7);
+        check_small_m(pair, expert_sizes(320, 192, 5, 2), 7);
     }
 }
 
-pub(crate) fn check_small_m(pair: &CpuGpuPair, sizes: MoeFp8Sizes, tokens: usize) {
+pub(crate) fn check_small_m(pair: &CpuGpuPair, sizes: ExpertSizes, tokens: usize) {
     let mut numbers = pair.numbers(tokens as u64);
     let case = MoeFp8Case::new(pair, &mut numbers, sizes, tokens);
     let half = pair.gpu.half_dtype();
-    let x = pair.random(&mut numbers, half, tokens, sizes.0);
+    let x = pair.random(&mut numbers, half, tokens, sizes.hidden);
     let y = case.run(pair, &x, 0, true);
     pair.check(&format!("{sizes:?}, {tokens} tokens"), &y, 2.0 * tolerance(half));
 }
@@ -247,9 +245,9 @@ pub(crate) fn check_small_m(pair: &CpuGpuPair, sizes: MoeFp8Sizes, tokens: usize
 #[test]
 fn fp8_grouped_gemm_uses_quantized_inputs() {
     for pair in &pairs() {
-        check_grouped_gemm::<bf16>(pair, (64, 64, 3, 2), 40);
-        check_grouped_gemm::<bf16>(pair, (192, 128, 3, 2), 30);
-        check_grouped_gemm::<bf16>(pair, (128, 192, 3, 3), 70); // More rows per expert than one segment has.
+        check_grouped_gemm::<bf16>(pair, expert_sizes(64, 64, 3, 2), 40);
+        check_grouped_gemm::<bf16>(pair, expert_sizes(192, 128, 3, 2), 30);
+        check_grouped_gemm::<bf16>(pair, expert_sizes(128, 192, 3, 3), 70); // More rows per expert than one segment has.
     }
 }
 
@@ -259,7 +257,7 @@ fn fp8_grouped_gemm_uses_quantized_inputs() {
 fn fp8_grouped_gemm_applies_the_activation_scaling() {
     use ActivationScaling::{Dynamic, PowerOfTwo, Static};
     use ScaleGranularity::{Blocks, Tensor};
-    let (sizes, tokens) = ((192, 128, 4, 2), 40);
+    let (sizes, tokens) = (expert_sizes(192, 128, 4, 2), 40);
     for pair in &pairs() {
         for (grid, scaling) in
             [(Tensor, Dynamic), (Blocks, PowerOfTwo), (Tensor, Static(0.5 / 448.0))]
@@ -286,10 +284,10 @@ fn fp8_grouped_gemm_applies_the_activation_scaling() {
 
 pub(crate) fn check_grouped_gemm<T: GpuTestFloat>(
     pair: &CpuGpuPair,
-    sizes: MoeFp8Sizes,
+    sizes: ExpertSizes,
     tokens: usize,
 ) {
-    let mut numbers = pair.numbers((tokens + sizes.1) as u64);
+    let mut numbers = pair.numbers((tokens + sizes.inner) as u64);
     let case = MoeFp8Case::new(pair, &mut numbers, sizes, tokens);
     check_quantized::<T>(pair, &case, &mut numbers, tokens, &format!("{sizes:?}, {tokens} tokens"));
 }
@@ -301,7 +299,7 @@ fn check_quantized<T: GpuTestFloat>(
     tokens: usize,
     what: &str,
 ) {
-    let hidden = case.sizes.0;
+    let hidden = case.sizes.hidden;
     let values: Vec<T> = numbers.reals(tokens * hidden);
     let mut y = case.run(pair, &pair.put(&values, tokens, hidden), 0, false);
     let mut expected = pair.put(&case.quantized(&values), tokens, hidden);
@@ -319,12 +317,12 @@ fn hot_and_idle_fp8_experts_match_references() {
         for (choices, tokens, small_m) in
             [([1, 2], 70, false), ([1, 0], 50, false), ([0, 0], 50, false), ([3, 0], 20, true)]
         {
-            let (sizes, mut numbers) = ((64, 64, 10, 2), pair.numbers(3));
+            let (sizes, mut numbers) = (expert_sizes(64, 64, 10, 2), pair.numbers(3));
             let mut case = MoeFp8Case::new(pair, &mut numbers, sizes, tokens);
             case.chosen = choices.repeat(tokens);
             let what = format!("{tokens} tokens of {choices:?}");
             if small_m {
-                let x = pair.random(&mut numbers, BF16, tokens, sizes.0);
+                let x = pair.random(&mut numbers, BF16, tokens, sizes.hidden);
                 pair.check(&what, &case.run(pair, &x, 0, true), 2.0 * tolerance(BF16));
             } else {
                 check_quantized::<bf16>(pair, &case, &mut numbers, tokens, &what);
@@ -339,8 +337,8 @@ fn hot_and_idle_fp8_experts_match_references() {
 fn shared_expert_is_a_separate_matrix() {
     for pair in &pairs() {
         for tokens in [3, 16] {
-            let (sizes, mut numbers) = ((192, 128, 6, 2), pair.numbers(7));
-            let (hidden, inner, count, top_k) = sizes;
+            let (sizes, mut numbers) = (expert_sizes(192, 128, 6, 2), pair.numbers(7));
+            let ExpertSizes { hidden, inner, count, top_k } = sizes;
             let mut case = MoeFp8Case::new(pair, &mut numbers, sizes, tokens);
             let x = pair.random(&mut numbers, BF16, tokens, hidden);
             for (chosen, weights) in
@@ -385,8 +383,8 @@ fn shared_expert_is_a_separate_matrix() {
 #[test]
 fn fp8_moe_tokens_are_batch_invariant() {
     for pair in &pairs() {
-        check_batch_invariance(pair, (192, 64, 5, 2), 6, 1);
-        check_batch_invariance(pair, (64, 128, 3, 2), 40, 30);
+        check_batch_invariance(pair, expert_sizes(192, 64, 5, 2), 6, 1);
+        check_batch_invariance(pair, expert_sizes(64, 128, 3, 2), 40, 30);
     }
 }
 
@@ -394,11 +392,11 @@ fn fp8_moe_tokens_are_batch_invariant() {
 /// `some` consecutive tokens.
 pub(crate) fn check_batch_invariance(
     pair: &CpuGpuPair,
-    sizes: MoeFp8Sizes,
+    sizes: ExpertSizes,
     tokens: usize,
     some: usize,
 ) {
-    let hidden = sizes.0;
+    let hidden = sizes.hidden;
     let mut numbers = pair.numbers(2);
     let case = MoeFp8Case::new(pair, &mut numbers, sizes, tokens);
     let values = numbers.reals::<bf16>(tokens * hidden);

@@ -6,9 +6,8 @@ use kernels::{FusedMoe, SoftmaxRouterArgs};
 
 use crate::device_pair::{CpuGpuPair, pairs, tolerance};
 use crate::fp8::ScaleGranularity;
-use crate::moe_fp8::{
-    MoeFp8Case, MoeFp8Sizes, check_batch_invariance, check_small_m, stored, stored_with,
-};
+use crate::moe::{ExpertSizes, expert_sizes};
+use crate::moe_fp8::{MoeFp8Case, check_batch_invariance, check_small_m, stored, stored_with};
 use crate::support::{RandomNumbers, S};
 
 /// Bits of the fp8 NaN without the sign.
@@ -23,11 +22,11 @@ fn streams(pair: &CpuGpuPair) -> bool {
 #[test]
 fn fp8_grouped_gemm_tma_agrees_with_the_cpu() {
     for pair in pairs().iter().filter(|pair| streams(pair)) {
-        check_small_m(pair, (128, 128, 6, 2), 1);
-        check_small_m(pair, (256, 128, 9, 3), 20);
-        check_small_m(pair, (384, 256, 17, 3), 30);
-        check_small_m(pair, (128, 384, 9, 2), 40);
-        check_small_m(pair, (128, 256, 3, 2), 150);
+        check_small_m(pair, expert_sizes(128, 128, 6, 2), 1);
+        check_small_m(pair, expert_sizes(256, 128, 9, 3), 20);
+        check_small_m(pair, expert_sizes(384, 256, 17, 3), 30);
+        check_small_m(pair, expert_sizes(128, 384, 9, 2), 40);
+        check_small_m(pair, expert_sizes(128, 256, 3, 2), 150);
     }
 }
 
@@ -35,11 +34,13 @@ fn fp8_grouped_gemm_tma_agrees_with_the_cpu() {
 #[test]
 fn fp8_tma_experts_with_one_scale_agree_with_the_cpu() {
     for pair in pairs().iter().filter(|pair| streams(pair)) {
-        for (sizes, tokens) in [((256, 128, 9, 3), 1), ((384, 256, 5, 2), 40)] {
+        for (sizes, tokens) in
+            [(expert_sizes(256, 128, 9, 3), 1), (expert_sizes(384, 256, 5, 2), 40)]
+        {
             let mut numbers = pair.numbers(8);
             let stored = stored_with(&mut numbers, sizes, ScaleGranularity::Tensor);
             let case = MoeFp8Case::of(pair, &mut numbers, sizes, tokens, stored);
-            let x = pair.random(&mut numbers, pair.gpu.half_dtype(), tokens, sizes.0);
+            let x = pair.random(&mut numbers, pair.gpu.half_dtype(), tokens, sizes.hidden);
             let y = case.run(pair, &x, 0, true);
             pair.check(&format!("{sizes:?}"), &y, 2.0 * tolerance(pair.gpu.half_dtype()));
         }
@@ -50,8 +51,8 @@ fn fp8_tma_experts_with_one_scale_agree_with_the_cpu() {
 #[test]
 fn fp8_tma_tokens_are_batch_invariant() {
     for pair in pairs().iter().filter(|pair| streams(pair)) {
-        check_batch_invariance(pair, (256, 128, 5, 2), 6, 1);
-        check_batch_invariance(pair, (128, 256, 3, 2), 100, 70);
+        check_batch_invariance(pair, expert_sizes(256, 128, 5, 2), 6, 1);
+        check_batch_invariance(pair, expert_sizes(128, 256, 3, 2), 100, 70);
     }
 }
 
@@ -61,15 +62,15 @@ fn fp8_tma_tokens_are_batch_invariant() {
 fn fused_routing_changes_no_bit() {
     for pair in pairs().iter().filter(|pair| streams(pair)) {
         for (tokens, top_k) in [(1, 1), (1, 8), (2, 6)] {
-            let (sizes, mut numbers) = ((256, 128, 13, top_k), pair.numbers(6));
+            let (sizes, mut numbers) = (expert_sizes(256, 128, 13, top_k), pair.numbers(6));
             let stored = stored(&mut numbers, sizes);
             let mut case = MoeFp8Case::of(pair, &mut numbers, sizes, tokens, stored);
-            let x = pair.random(&mut numbers, pair.gpu.half_dtype(), tokens, sizes.0);
-            let logits: Vec<f32> = (0..tokens * sizes.2).map(|_| numbers.float()).collect();
-            let logits = pair.put(&logits, tokens, sizes.2);
+            let x = pair.random(&mut numbers, pair.gpu.half_dtype(), tokens, sizes.hidden);
+            let logits: Vec<f32> = (0..tokens * sizes.count).map(|_| numbers.float()).collect();
+            let logits = pair.put(&logits, tokens, sizes.count);
             let scores =
                 SoftmaxRouterArgs { logits: logits.gpu(), top_k, renormalise: true, shared: 0 };
-            let mut y = pair.poisoned(pair.gpu.half_dtype(), tokens, sizes.0);
+            let mut y = pair.poisoned(pair.gpu.half_dtype(), tokens, sizes.hidden);
             let (out, experts) = (y.gpu_mut(), case.experts());
             assert!(FusedMoe::supports(&pair.backends()[0], &scores, &experts));
             let (x_gpu, experts) = (x.gpu(), &experts);
@@ -88,7 +89,7 @@ fn fused_routing_changes_no_bit() {
 fn with_bits(
     pair: &CpuGpuPair,
     numbers: &mut RandomNumbers,
-    sizes: MoeFp8Sizes,
+    sizes: ExpertSizes,
     tokens: usize,
     of: impl Fn(usize) -> Option<u8>,
 ) -> MoeFp8Case {
@@ -106,7 +107,7 @@ fn with_bits(
 fn every_number_is_exact() {
     for pair in pairs().iter().filter(|pair| streams(pair)) {
         for tokens in [3, 90] {
-            let (sizes, mut numbers) = ((128, 128, 3, 2), pair.numbers(8));
+            let (sizes, mut numbers) = (expert_sizes(128, 128, 3, 2), pair.numbers(8));
             let number = |at: usize| {
                 // Every fourth row has only the smallest numbers, so that the errors of small numbers are not
                 // hidden by large numbers.
@@ -116,7 +117,7 @@ fn every_number_is_exact() {
                 Some(if bits < NAN { bits | sign } else { (bits - NAN) | 0x80 })
             };
             let case = with_bits(pair, &mut numbers, sizes, tokens, number);
-            let x = pair.random(&mut numbers, pair.gpu.half_dtype(), tokens, sizes.0);
+            let x = pair.random(&mut numbers, pair.gpu.half_dtype(), tokens, sizes.hidden);
             let y = case.run(pair, &x, 0, true);
             pair.check(&format!("{tokens} tokens"), &y, 2.0 * tolerance(DType::BF16));
         }
@@ -128,12 +129,12 @@ fn every_number_is_exact() {
 fn nan_stays_nan() {
     for pair in pairs().iter().filter(|pair| streams(pair)) {
         for (tokens, nan) in [(4, NAN), (80, NAN | 0x80)] {
-            let (sizes, mut numbers) = ((128, 128, 3, 1), pair.numbers(9));
+            let (sizes, mut numbers) = (expert_sizes(128, 128, 3, 1), pair.numbers(9));
             let one_nan = |at: usize| (at == 77).then_some(nan);
             let case = with_bits(pair, &mut numbers, sizes, tokens, one_nan);
-            let x = pair.random(&mut numbers, pair.gpu.half_dtype(), tokens, sizes.0);
+            let x = pair.random(&mut numbers, pair.gpu.half_dtype(), tokens, sizes.hidden);
             let [y, _] = pair.read_floats(&case.run(pair, &x, 0, false));
-            for (t, row) in y.chunks(sizes.0).enumerate() {
+            for (t, row) in y.chunks(sizes.hidden).enumerate() {
                 // A token whose expert is on another rank gets no contribution, so no NaN.
                 assert_eq!(row[0].is_nan(), case.is_here(t), "token {t} of {tokens}");
             }

@@ -5,9 +5,9 @@
 use device::{DeviceDriver, bf16};
 use kernels::gpu::GpuBackend;
 use kernels::{
-    AttentionKeyRange, AttentionMetadata, BatchUpperBounds, KvCacheScales, KvLayout, KvTileOrder,
-    PagedAttention, PagedAttentionArgs, QkNormRopeArgs, QkNormRopeKvWrite, RopeAttention,
-    RopeCosSin,
+    AttentionKeyRange, AttentionMetadata, BatchRowLengths, BatchUpperBounds, KvCacheScales,
+    KvLayout, KvTileOrder, PagedAttention, PagedAttentionArgs, QkNormRopeArgs, QkNormRopeKvWrite,
+    RopeAttention, RopeCosSin,
 };
 
 use crate::support::{DeviceArray, GpuTestFloat, RandomNumbers, S, devices, error, tolerance};
@@ -161,7 +161,10 @@ impl<T: GpuTestFloat> RopeAttentionCase<T> {
             context_lens: contexts.mat(),
             block_tables: tables.mat(),
             table_rows: None,
-            bounds: BatchUpperBounds::of(std::iter::repeat_n((1, longest_context), rows), 1),
+            bounds: BatchUpperBounds::of(
+                std::iter::repeat_n(BatchRowLengths { tokens: 1, context: longest_context }, rows),
+                1,
+            ),
         };
         let sinks = self.sinks.as_ref().map(|sinks| DeviceArray::row(device, sinks));
         let sinks = sinks.as_ref().map(DeviceArray::mat);

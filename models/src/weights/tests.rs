@@ -9,6 +9,7 @@ mod gpt_oss;
 mod mtp;
 mod quantized_weights;
 mod shared_experts;
+mod test_tensor;
 
 use super::WeightSource;
 use super::checkpoint::SafetensorsCheckpoint;
@@ -27,6 +28,7 @@ use std::fs;
 use std::ops::Range;
 use std::path::Path;
 use tempfile::TempDir;
+use test_tensor::{StoredTensorMap, TestTensor};
 
 const FILE: &str = "model.safetensors";
 const INDEX: &str = "model.safetensors.index.json";
@@ -122,18 +124,18 @@ impl TestCheckpointFolder {
         text.replace(&self.path().display().to_string(), "DIR")
     }
 
-    /// Applies `change` to the stored tensors (dtype, shape and bytes by name) and writes them back to the
+    /// Applies `change` to the stored tensors and writes them back to the
     /// file.
-    fn edit(&self, change: impl FnOnce(&mut BTreeMap<String, (String, Vec<u64>, Vec<u8>)>)) {
+    fn edit(&self, change: impl FnOnce(&mut StoredTensorMap)) {
         let path = self.path().join(FILE);
         let bytes = fs::read(&path).unwrap();
         let mut map = BTreeMap::new();
         for (name, StoredTensor { dtype, shape, bytes: range }) in header::parse(&bytes).unwrap() {
-            map.insert(name, (dtype.name().to_owned(), shape, bytes[range].to_vec()));
+            map.insert(name, TestTensor::new(dtype.name(), shape, bytes[range].to_vec()));
         }
         change(&mut map);
         let (mut header, mut data) = (serde_json::Map::new(), Vec::new());
-        for (name, (dtype, shape, bytes)) in map {
+        for (name, TestTensor { dtype, shape, bytes }) in map {
             let offsets = [data.len(), data.len() + bytes.len()];
             header.insert(name, json!({"dtype": dtype, "shape": shape, "data_offsets": offsets}));
             data.extend(bytes);
@@ -154,10 +156,7 @@ impl TestCheckpointFolder {
 }
 
 /// Applies `change` to the tensors of a tiny Qwen3 checkpoint and expects the error `expected`.
-fn check(
-    change: impl FnOnce(&mut BTreeMap<String, (String, Vec<u64>, Vec<u8>)>),
-    expected: Expect,
-) {
+fn check(change: impl FnOnce(&mut StoredTensorMap), expected: Expect) {
     let folder = TestCheckpointFolder::new("Qwen3ForCausalLM", u64::MAX);
     folder.edit(change);
     expected.assert_eq(&folder.error());
@@ -180,7 +179,7 @@ fn weights_that_contradict_the_configuration_are_named() {
         ],
     );
     check(
-        |t| t.get_mut(Q).unwrap().1.reverse(),
+        |t| t.get_mut(Q).unwrap().shape.reverse(),
         expect![
             "DIR/model.safetensors: tensor `model.layers.0.self_attn.q_proj.weight`: shape [32, 64], but the configuration requires [64, 32]"
         ],
@@ -188,7 +187,7 @@ fn weights_that_contradict_the_configuration_are_named() {
     check(
         |t| {
             let q = t.get_mut(Q).unwrap();
-            (q.0, q.1) = ("I8".into(), vec![64, 64]);
+            (q.dtype, q.shape) = ("I8".into(), vec![64, 64]);
         },
         expect![
             "DIR/model.safetensors: tensor `model.layers.0.self_attn.q_proj.weight`: dtype I8 is not supported for weights; F32, BF16 and F16 are"
@@ -211,7 +210,7 @@ fn weights_that_contradict_the_configuration_are_named() {
 fn rotary_table_is_ignored() {
     let folder = TestCheckpointFolder::new("LlamaForCausalLM", u64::MAX);
     let name = "model.layers.0.self_attn.rotary_emb.inv_freq";
-    folder.edit(|t| drop(t.insert(name.into(), ("F32".into(), vec![1], vec![0; 4]))));
+    folder.edit(|t| drop(t.insert(name.into(), TestTensor::new("F32", vec![1], vec![0; 4]))));
     assert_eq!(folder.locate().unwrap().len(), tensors(&folder.config).len());
 }
 
@@ -224,26 +223,26 @@ fn stored_tied_head_must_equal_the_embedding() {
         t.insert("lm_head.weight".into(), embedding);
     });
     folder.locate().unwrap();
-    folder.edit(|t| t.get_mut("lm_head.weight").unwrap().2[7] ^= 1);
+    folder.edit(|t| t.get_mut("lm_head.weight").unwrap().bytes[7] ^= 1);
     expect!["DIR/model.safetensors: tensor `lm_head.weight`: differs from the embedding, but tie_word_embeddings is true"].assert_eq(&folder.error());
 }
 
 /// Replaces the expert weights of layer 1 by fused tensors that contain all experts, as in published
 /// checkpoints.
-fn fuse(t: &mut BTreeMap<String, (String, Vec<u64>, Vec<u8>)>, keep_separate: bool) {
+fn fuse(t: &mut StoredTensorMap, keep_separate: bool) {
     let (mut gate_up, mut down) = (Vec::new(), Vec::new());
     for e in 0..4 {
         let mut take = |weight: &str| {
             let name = format!("model.layers.1.mlp.experts.{e}.{weight}_proj.weight");
-            if keep_separate { t[&name].2.clone() } else { t.remove(&name).unwrap().2 }
+            if keep_separate { t[&name].bytes.clone() } else { t.remove(&name).unwrap().bytes }
         };
         gate_up.extend(take("gate"));
         gate_up.extend(take("up"));
         down.extend(take("down"));
     }
     let at = |name: &str| format!("model.layers.1.mlp.experts.{name}");
-    t.insert(at("gate_up_proj"), ("BF16".into(), vec![4, 32, 32], gate_up));
-    t.insert(at("down_proj"), ("BF16".into(), vec![4, 32, 16], down));
+    t.insert(at("gate_up_proj"), TestTensor::new("BF16", vec![4, 32, 32], gate_up));
+    t.insert(at("down_proj"), TestTensor::new("BF16", vec![4, 32, 16], down));
 }
 
 #[test]
@@ -260,9 +259,9 @@ fn fused_experts_load_equal_bytes() {
 
 /// Replaces the fp8 expert weights of layer 1 by fused tensors with one grid of scales per expert.
 fn fuse_fp8(
-    t: &mut BTreeMap<String, (String, Vec<u64>, Vec<u8>)>,
+    t: &mut StoredTensorMap,
     scale: &str,
-    fused_scales: impl Fn(&str, usize, Vec<Vec<u8>>) -> (Vec<u64>, Vec<u8>),
+    fused_scales: impl Fn(&str, usize, Vec<Vec<u8>>) -> TestTensor,
 ) {
     for (fused, parts, shape) in
         [("gate_up", &["gate", "up"][..], [4, 32, 32]), ("down", &["down"], [4, 32, 16])]
@@ -272,17 +271,17 @@ fn fuse_fp8(
             let mut take = |suffix: &str| -> Vec<Vec<u8>> {
                 let at =
                     |part| format!("model.layers.1.mlp.experts.{e}.{part}_proj.weight{suffix}");
-                parts.iter().map(|part| t.remove(&at(part)).unwrap().2).collect()
+                parts.iter().map(|part| t.remove(&at(part)).unwrap().bytes).collect()
             };
             weights.extend(take("").concat());
-            let (shape, bytes) = fused_scales(fused, e, take(scale));
-            scales.extend(bytes);
-            scale_shape = shape;
+            let of_expert = fused_scales(fused, e, take(scale));
+            scales.extend(of_expert.bytes);
+            scale_shape = of_expert.shape;
         }
         let at = format!("model.layers.1.mlp.experts.{fused}_proj");
-        t.insert(at.clone(), ("F8_E4M3".into(), shape.to_vec(), weights));
+        t.insert(at.clone(), TestTensor::new("F8_E4M3", shape.to_vec(), weights));
         let shape = [4].into_iter().chain(scale_shape).collect();
-        t.insert(format!("{at}{scale}"), ("F32".into(), shape, scales));
+        t.insert(format!("{at}{scale}"), TestTensor::new("F32", shape, scales));
     }
 }
 
@@ -301,16 +300,19 @@ fn fused_fp8_experts_use_their_largest_static_scale() {
         for (fused, parts) in [("gate_up", &["gate", "up"][..]), ("down", &["down"])] {
             let mut scales: Vec<u8> = Vec::new();
             for e in 0..4 {
-                let mut take =
-                    |part: &str| t.remove(&format!("{}.input_scale", expert(e, part))).unwrap().2;
+                let mut take = |part: &str| {
+                    t.remove(&format!("{}.input_scale", expert(e, part))).unwrap().bytes
+                };
                 let scale = |bytes: &Vec<u8>| f32::from_le_bytes(bytes[..4].try_into().unwrap());
                 let taken: Vec<f32> = parts.iter().map(|part| scale(&take(part))).collect();
                 scales.extend(taken.into_iter().fold(0.0, f32::max).to_le_bytes());
             }
             let name = format!("model.layers.1.mlp.experts.{fused}_proj.input_scale");
-            t.insert(name, ("F32".into(), vec![4], scales));
+            t.insert(name, TestTensor::new("F32", vec![4], scales));
         }
-        fuse_fp8(t, "_scale_inv", |_, _, parts| (vec![1, 1], parts[0].clone()));
+        fuse_fp8(t, "_scale_inv", |_, _, parts| {
+            TestTensor::new("F32", vec![1, 1], parts[0].clone())
+        });
     });
     let found = folder.locate().unwrap();
     for part in ["gate", "up", "down"] {
@@ -318,16 +320,18 @@ fn fused_fp8_experts_use_their_largest_static_scale() {
         assert!(matches!(of(&found, part)[0], ActivationScaling::Static(_)));
     }
     let down = "model.layers.1.mlp.experts.down_proj.input_scale";
-    folder.edit(|t| drop(t.insert(down.into(), ("F32".into(), vec![], 3f32.to_le_bytes().into()))));
+    folder.edit(|t| {
+        drop(t.insert(down.into(), TestTensor::new("F32", vec![], 3f32.to_le_bytes().into())));
+    });
     assert_eq!(of(&folder.locate().unwrap(), "down"), [ActivationScaling::Static(3.0); 2]);
-    folder.edit(|t| drop(t.insert(down.into(), ("F32".into(), vec![3], vec![0; 12]))));
+    folder.edit(|t| drop(t.insert(down.into(), TestTensor::new("F32", vec![3], vec![0; 12]))));
     expect!["DIR/model.safetensors: tensor `model.layers.1.mlp.experts.down_proj.input_scale`: shape [3], but the configuration requires [4]"].assert_eq(&folder.error());
 }
 
 /// Transposes the fused experts of layer 1 and their scales, and gives them the names of Qwen3-VL-MoE.
-fn transpose_experts(t: &mut BTreeMap<String, (String, Vec<u64>, Vec<u8>)>) {
-    for (name, (dtype, shape, bytes)) in t.iter_mut().filter(|(name, _)| name.contains(".experts."))
-    {
+fn transpose_experts(t: &mut StoredTensorMap) {
+    for (name, tensor) in t.iter_mut().filter(|(name, _)| name.contains(".experts.")) {
+        let TestTensor { dtype, shape, bytes } = tensor;
         let size = if dtype == "F32" { 4 } else { 1 };
         let [experts, rows, cols] = [0, 1, 2].map(|i| shape[i] as usize);
         let mut transposed = Vec::new();
@@ -356,7 +360,7 @@ fn fused_fp8_experts_load_equal_values() {
     let separate = folder.values();
     let stack = |fused: &str, _: usize, parts: Vec<Vec<u8>>| {
         assert!(["gate_up", "down"].contains(&fused));
-        (vec![32, 1], parts.concat())
+        TestTensor::new("F32", vec![32, 1], parts.concat())
     };
     folder.edit(|t| fuse_fp8(t, "_scale", stack));
     assert_eq!(folder.values(), separate);
@@ -385,7 +389,7 @@ fn fused_fp8_experts_load_equal_values() {
     );
     folder.edit(|t| {
         let scales = t.get_mut("model.layers.1.mlp.experts.down_proj_scale").unwrap();
-        scales.1 = vec![4, 32];
+        scales.shape = vec![4, 32];
     });
     expect!["DIR/model.safetensors: tensor `model.layers.1.mlp.experts.down_proj_scale`: shape [4, 32], but the configuration requires [4, 1, 32]"]
     .assert_eq(&folder.error());
@@ -397,7 +401,9 @@ fn fused_fp8_experts_have_scale_blocks_of_their_own() {
     config["quantization_config"] = json!({"quant_method": "fp8", "weight_block_size": [128, 128]});
     let values = |scale: fn(usize) -> f32| -> Vec<(String, Vec<f32>)> {
         let folder = TestCheckpointFolder::of(&config.to_string(), u64::MAX);
-        let scales = |_: &str, e, _: Vec<Vec<u8>>| (vec![1, 1], scale(e).to_le_bytes().to_vec());
+        let scales = |_: &str, e, _: Vec<Vec<u8>>| {
+            TestTensor::new("F32", vec![1, 1], scale(e).to_le_bytes().to_vec())
+        };
         folder.edit(|t| fuse_fp8(t, "_scale_inv", scales));
         folder.values()
     };
@@ -413,7 +419,7 @@ fn fused_fp8_experts_have_scale_blocks_of_their_own() {
 }
 
 /// Stores the attention projections and MLPs of all layers as fused tensors.
-fn fuse_rows(t: &mut BTreeMap<String, (String, Vec<u64>, Vec<u8>)>) {
+fn fuse_rows(t: &mut StoredTensorMap) {
     for layer in 0..2 {
         for (fused, parts) in [
             (
@@ -424,13 +430,13 @@ fn fuse_rows(t: &mut BTreeMap<String, (String, Vec<u64>, Vec<u8>)>) {
         ] {
             let take = |t: &mut BTreeMap<_, _>, suffix| {
                 let name = |part: &str| format!("model.layers.{layer}.{part}.weight{suffix}");
-                let taken: Vec<(String, Vec<u64>, Vec<u8>)> =
+                let taken: Vec<TestTensor> =
                     parts.iter().filter_map(|part| t.remove(&name(part))).collect();
-                let Some((dtype, shape, _)) = taken.first() else { return };
-                let rows = taken.iter().map(|(_, shape, _)| shape[0]).sum();
-                let (dtype, shape) = (dtype.clone(), vec![rows, shape[1]]);
-                let bytes = taken.into_iter().flat_map(|(.., bytes)| bytes).collect();
-                t.insert(name(fused), (dtype, shape, bytes));
+                let Some(first) = taken.first() else { return };
+                let rows = taken.iter().map(|tensor| tensor.shape[0]).sum();
+                let (dtype, shape) = (first.dtype.clone(), vec![rows, first.shape[1]]);
+                let bytes = taken.into_iter().flat_map(|tensor| tensor.bytes).collect();
+                t.insert(name(fused), TestTensor { dtype, shape, bytes });
             };
             take(t, "");
             take(t, "_scale");
@@ -473,8 +479,8 @@ fn scale_blocks_may_contain_rows_of_two_projections() {
                 t.remove(&name(part));
             }
             let scales = [1.0f32, 2.0, 4.0].map(f32::to_le_bytes);
-            t.insert(name("self_attn.qkv"), ("F32".into(), vec![3, 1], scales.concat()));
-            t.insert(name("mlp.gate_up"), ("F32".into(), vec![1, 1], scales[0].to_vec()));
+            t.insert(name("self_attn.qkv"), TestTensor::new("F32", vec![3, 1], scales.concat()));
+            t.insert(name("mlp.gate_up"), TestTensor::new("F32", vec![1, 1], scales[0].to_vec()));
         }
     });
     let fused: BTreeMap<_, _> = folder.values().into_iter().collect();
@@ -516,11 +522,16 @@ fn text_part_is_loaded_without_vision_tensors() {
     assert_eq!(folder.values(), plain.values(), "transposed experts have equal values");
     folder.edit(|t| {
         let experts = &t["model.language_model.layers.1.mlp.experts.gate_up_proj"];
-        assert_eq!(experts.1, [4, 32, 32]);
-        t.insert("model.visual.blocks.0.norm1.weight".into(), ("F64".into(), vec![1], vec![0; 8]));
+        assert_eq!(experts.shape, [4, 32, 32]);
+        t.insert(
+            "model.visual.blocks.0.norm1.weight".into(),
+            TestTensor::new("F64", vec![1], vec![0; 8]),
+        );
     });
     folder.locate().unwrap();
-    folder.edit(|t| drop(t.insert("audio.weight".into(), ("F32".into(), vec![1], vec![0; 4]))));
+    folder.edit(|t| {
+        drop(t.insert("audio.weight".into(), TestTensor::new("F32", vec![1], vec![0; 4])));
+    });
     expect!["DIR: weights do not match the configuration: 0 missing; 1 unexpected: audio.weight"]
         .assert_eq(&folder.error());
 }
@@ -729,7 +740,7 @@ fn shards_of_all_ranks_reassemble_files_and_synth() {
 fn all_dtypes_load_equal_values() {
     let folder = TestCheckpointFolder::new("Qwen3MoeForCausalLM", u64::MAX);
     folder.edit(|t| {
-        for (i, (dtype, _, bytes)) in t.values_mut().enumerate() {
+        for (i, TestTensor { dtype, bytes, .. }) in t.values_mut().enumerate() {
             let floats = bytes.as_chunks::<2>().0.iter().map(|b| half::bf16::from_le_bytes(*b));
             let floats: Vec<f32> = floats.map(half::bf16::to_f32).collect();
             match i % 3 {

@@ -10,7 +10,7 @@ use super::gpu_runtime::{GpuRuntime, STREAMS};
 use super::half_dtype::HalfDtype;
 use super::jit::JitCompiler;
 use super::kernel_module::{KernelFunction, KernelModules};
-use super::kernel_source::{KernelDefine, KernelHeaders, KernelSource};
+use super::kernel_source::{KernelBuild, KernelDefine, KernelHeaders, KernelSource};
 use super::memory::ScratchMemory;
 use super::timestamps::{GpuTimestampEvents, KernelTimestamper};
 use super::weight_memory::WeightAllocator;
@@ -100,10 +100,7 @@ impl GpuDevice {
 
     /// Compiles several kernel sources in parallel, and loads them. Without this call, each source is
     /// compiled when a launch first uses it.
-    pub fn compile(
-        &self,
-        builds: &[(&'static KernelSource, Vec<KernelDefine>)],
-    ) -> Result<(), DeviceError> {
+    pub fn compile(&self, builds: &[KernelBuild]) -> Result<(), DeviceError> {
         Ok(self.modules.load_all(&self.runtime, &self.jit, builds, &mut |_, _| {})?)
     }
 

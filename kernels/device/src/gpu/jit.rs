@@ -12,7 +12,7 @@ use super::config::{GpuConfig, GpuLibraryPaths};
 use super::error::GpuError;
 use super::gpu_properties::GpuProperties;
 use super::kernel_cache::KernelCache;
-use super::kernel_source::{KernelDefine, KernelHeaders, KernelSource};
+use super::kernel_source::{KernelBuild, KernelDefine, KernelHeaders, KernelSource};
 
 /// Maximum number of parallel compilations. Each compilation needs a core and several hundred megabytes of
 /// memory.
@@ -97,7 +97,7 @@ impl JitCompiler {
     /// every `PROGRESS_INTERVAL`.
     pub(super) fn images(
         &self,
-        builds: &[(&'static KernelSource, Vec<KernelDefine>)],
+        builds: &[KernelBuild],
         progress: &mut dyn FnMut(u64, u64),
     ) -> Vec<Result<Vec<u8>, GpuError>> {
         let next = AtomicUsize::new(0);
@@ -106,8 +106,8 @@ impl JitCompiler {
         let work = |sender: Sender<_>| {
             loop {
                 let index = next.fetch_add(1, Ordering::Relaxed);
-                let Some((source, defines)) = builds.get(index) else { return };
-                let image = self.image(source, defines);
+                let Some(build) = builds.get(index) else { return };
+                let image = self.image(build.source, &build.defines);
                 let _ = sender.send(CompilationResult { index, image }); // The receiver is open.
             }
         };

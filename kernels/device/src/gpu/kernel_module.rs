@@ -9,7 +9,7 @@ use hip_runtime_sys::{DriverPtr, GpuApi, flag};
 use super::error::GpuError;
 use super::gpu_runtime::GpuRuntime;
 use super::jit::JitCompiler;
-use super::kernel_source::{KernelDefine, KernelSource};
+use super::kernel_source::{KernelBuild, KernelDefine, KernelSource};
 
 /// Launchable kernel of a loaded module.
 #[derive(Debug, Clone, Copy)]
@@ -94,8 +94,12 @@ impl KernelModules {
     ) -> Result<(), GpuError> {
         let requested = std::mem::take(&mut self.lock().requested);
         let builds: HashMap<&ModuleKey, _> =
-            requested.iter().map(|((_, build), source)| (build, *source)).collect();
-        let builds: Vec<_> = builds.into_iter().map(|(build, s)| (s, build.1.clone())).collect();
+            requested.iter().map(|((_, key), source)| (key, *source)).collect();
+        let build = |((_, defines), source): (&ModuleKey, _)| KernelBuild {
+            source,
+            defines: defines.clone(),
+        };
+        let builds: Vec<_> = builds.into_iter().map(build).collect();
         self.load_all(runtime, jit, &builds, progress)?;
         for ((name, (_, defines)), source) in requested {
             self.function(runtime, jit, source, name, &defines)?;
@@ -109,13 +113,11 @@ impl KernelModules {
         &self,
         runtime: &GpuRuntime,
         jit: &JitCompiler,
-        builds: &[(&'static KernelSource, Vec<KernelDefine>)],
+        builds: &[KernelBuild],
         progress: &mut dyn FnMut(u64, u64),
     ) -> Result<(), GpuError> {
         runtime.not_capturing("compiling kernels")?;
-        let key = |(source, defines): &(&'static KernelSource, Vec<KernelDefine>)| {
-            (source.name, defines.clone())
-        };
+        let key = |build: &KernelBuild| (build.source.name, build.defines.clone());
         let missing: Vec<_> = {
             let loaded = self.lock();
             builds.iter().filter(|b| !loaded.modules.contains_key(&key(b))).cloned().collect()

@@ -14,3 +14,12 @@ pub struct KernelSource {
 
 /// Preprocessor define `-DNAME=value` with which a source is compiled.
 pub type KernelDefine = (&'static str, u32);
+
+/// Source and the defines with which it is compiled into one module.
+#[derive(Debug, Clone)]
+pub struct KernelBuild {
+    /// Source to compile.
+    pub source: &'static KernelSource,
+    /// Defines of this build.
+    pub defines: Vec<KernelDefine>,
+}

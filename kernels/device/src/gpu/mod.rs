@@ -39,6 +39,6 @@ pub use half_dtype::{HalfDtype, blas_data_type};
 pub use hip_runtime_sys::{GpuApi, LibrarySearchPaths};
 pub use kernel_launch::KernelLaunch;
 pub use kernel_module::KernelFunction;
-pub use kernel_source::{KernelDefine, KernelHeaders, KernelSource};
+pub use kernel_source::{KernelBuild, KernelDefine, KernelHeaders, KernelSource};
 pub use peer_view::{PeerMemoryView, PeerMemoryViewParts};
 pub use tensor_map::{BOX_ROWS, TensorMap, TmaMatrix};

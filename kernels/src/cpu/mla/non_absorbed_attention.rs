@@ -8,8 +8,9 @@ use device::{DeviceDriver, DeviceError, FloatElement, MatMut, MatRef};
 use super::CpuMlaArgs;
 use crate::cpu::CpuBackend;
 use crate::{
-    AttentionKeyRange, AttentionMetadata, BatchUpperBounds, KvCacheScales, KvLayout, KvTileOrder,
-    Linear, PagedAttention, PagedAttentionArgs, QkNormRopeArgs, QkNormRopeKvWrite, RopeCosSin,
+    AttentionKeyRange, AttentionMetadata, BatchRowLengths, BatchUpperBounds, KvCacheScales,
+    KvLayout, KvTileOrder, Linear, PagedAttention, PagedAttentionArgs, QkNormRopeArgs,
+    QkNormRopeKvWrite, RopeCosSin,
 };
 
 /// Maximum size of the temporary KV pool in bytes, which limits how many heads are up-projected at a time. A
@@ -138,7 +139,7 @@ impl CpuBackend {
             context_lens: MatRef::of(&lens, 1, 1)?,
             block_tables: MatRef::of(&table, 1, table.len())?,
             table_rows: None,
-            bounds: BatchUpperBounds::of([(tokens, context)], 1),
+            bounds: BatchUpperBounds::of([BatchRowLengths { tokens, context }], 1),
         };
         let q_mat = MatRef::of(&q, tokens, count * dim)?;
         let args = PagedAttentionArgs {

@@ -1,6 +1,6 @@
 //! Tests of the digest of the weights that a rank loads.
 
-use super::{FILE, TestCheckpointFolder};
+use super::{FILE, TestCheckpointFolder, TestTensor};
 use crate::sharding::{ParallelRank, ParallelRanks};
 use crate::weight_table::{TensorSpec, tensors};
 use crate::weights::{WeightLoadObserver, WeightSource, digest, header, split};
@@ -92,7 +92,7 @@ fn ranks_that_read_different_files_have_no_common_digest() {
     assert_eq!(loaded(&folder, &rank(0, 2)).common, loaded(&other, &rank(1, 2)).common);
     // Only matrices are changed, as in a fine-tuned model. No matrix is loaded by two ranks.
     other.edit(|map| {
-        for (_, (_, shape, bytes)) in map.iter_mut().filter(|(_, (_, shape, _))| shape.len() == 2) {
+        for TestTensor { shape, bytes, .. } in map.values_mut().filter(|t| t.shape.len() == 2) {
             assert!(shape.iter().product::<u64>() > 0);
             bytes.iter_mut().step_by(2).for_each(|byte| *byte ^= 1);
         }
@@ -106,9 +106,9 @@ fn swapped_tensors_change_the_digest() {
     let before = loaded(&folder, &ParallelRanks::SINGLE);
     folder.edit(|map| {
         let names = ["model.layers.0.mlp.up_proj.weight", "model.layers.1.mlp.up_proj.weight"];
-        let [first, second] = names.map(|name| map[name].2.clone());
-        map.get_mut(names[0]).unwrap().2 = second;
-        map.get_mut(names[1]).unwrap().2 = first;
+        let [first, second] = names.map(|name| map[name].bytes.clone());
+        map.get_mut(names[0]).unwrap().bytes = second;
+        map.get_mut(names[1]).unwrap().bytes = first;
     });
     let after = loaded(&folder, &ParallelRanks::SINGLE);
     assert_ne!(after.sharded, before.sharded);

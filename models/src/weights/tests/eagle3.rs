@@ -5,9 +5,6 @@ use super::*;
 use crate::error::StoredTensorError;
 use crate::weight_table::DRAFT_TO_TARGET;
 
-/// Stored tensors by name, as (dtype, shape, bytes).
-type StoredTensorMap = BTreeMap<String, (String, Vec<u64>, Vec<u8>)>;
-
 fn folder(members: Value) -> TestCheckpointFolder {
     let mut json = json!({
         "architectures": ["LlamaForCausalLMEagle3"], "vocab_size": 272, "draft_vocab_size": 40,
@@ -38,10 +35,10 @@ fn eagle3_drafts_map_to_target_ids() {
     // The stored flags `t2d` are consistent with the offsets `d2t`.
     written.edit(|t| {
         let flagged: Vec<i64> =
-            (0..).zip(&t["t2d"].2).filter(|(_, flag)| **flag == 1).map(|(id, _)| id).collect();
+            (0..).zip(&t["t2d"].bytes).filter(|(_, flag)| **flag == 1).map(|(id, _)| id).collect();
         assert_eq!(flagged, ids);
         let word = |offset: i64| offset.to_le_bytes();
-        t.get_mut(DRAFT_TO_TARGET).unwrap().2[39 * 8..].copy_from_slice(&word(272 - 39));
+        t.get_mut(DRAFT_TO_TARGET).unwrap().bytes[39 * 8..].copy_from_slice(&word(272 - 39));
     });
     let error = offsets(&written).unwrap_err();
     let fault = StoredTensorError::Offset { draft: 39, offset: 233, ids: 272 };
@@ -71,7 +68,7 @@ fn missing_eagle3_weights_are_named() {
         "DIR/model.safetensors: tensor `d2t`: dtype F32 is not supported for draft id offsets; I64 is"
     ]
     .assert_eq(&broken(|t| {
-        let (dtype, _, bytes) = t.get_mut(DRAFT_TO_TARGET).unwrap();
+        let TestTensor { dtype, bytes, .. } = t.get_mut(DRAFT_TO_TARGET).unwrap();
         *dtype = "F32".to_owned();
         bytes.truncate(40 * 4);
     }));
@@ -80,7 +77,7 @@ fn missing_eagle3_weights_are_named() {
             let mut folder = folder(json!({}));
             folder.config.eagle.as_mut().unwrap().vocab = 41;
             folder.edit(|t| {
-                let (_, shape, bytes) = t.get_mut(DRAFT_TO_TARGET).unwrap();
+                let TestTensor { shape, bytes, .. } = t.get_mut(DRAFT_TO_TARGET).unwrap();
                 shape[0] += 1;
                 bytes.extend([0; 8]);
             });

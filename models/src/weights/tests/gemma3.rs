@@ -20,7 +20,7 @@ fn gemma3_text_part_has_the_published_names() {
     folder.edit(|t| {
         assert!(t.contains_key(NORM) && t.contains_key("language_model.model.norm.weight"));
         for name in ["multi_modal_projector.mm_soft_emb_norm.weight", "vision_tower.w"] {
-            t.insert(name.into(), ("F64".into(), vec![1], vec![0; 8]));
+            t.insert(name.into(), TestTensor::new("F64", vec![1], vec![0; 8]));
         }
     });
     folder.locate().unwrap();

@@ -24,7 +24,7 @@ pub(super) fn mxfp4() -> TestCheckpointFolder {
 fn mxfp4_experts_have_the_published_names() {
     let folder = mxfp4();
     folder.edit(|t| {
-        let stored = |name: &str| (t[name].0.clone(), t[name].1.clone());
+        let stored = |name: &str| (t[name].dtype.clone(), t[name].shape.clone());
         assert_eq!(stored(BLOCKS), ("U8".into(), vec![3, 320, 2, 16]));
         assert_eq!(stored(SCALES), ("U8".into(), vec![3, 320, 2]));
         let bias = "model.layers.1.mlp.experts.gate_up_proj_bias";
@@ -48,9 +48,9 @@ fn values_of_gpt_oss_match_the_file() {
 fn mxfp4_elements_are_read_low_half_first() {
     let folder = mxfp4();
     folder.edit(|t| {
-        t.get_mut(BLOCKS).unwrap().2[..3].copy_from_slice(&[0x10, 0xf7, 0x02]);
-        t.get_mut(BLOCKS).unwrap().2[32] = 0x34;
-        t.get_mut(SCALES).unwrap().2[..3].copy_from_slice(&[128, 127, 126]);
+        t.get_mut(BLOCKS).unwrap().bytes[..3].copy_from_slice(&[0x10, 0xf7, 0x02]);
+        t.get_mut(BLOCKS).unwrap().bytes[32] = 0x34;
+        t.get_mut(SCALES).unwrap().bytes[..3].copy_from_slice(&[128, 127, 126]);
     });
     let values = folder.values();
     let row = |name: &str| &values.iter().find(|(of, _)| of == name).unwrap().1;
@@ -89,13 +89,13 @@ fn ranks_may_divide_a_group_of_mxfp4_weights() {
 #[test]
 fn invalid_mxfp4_tensors_are_rejected() {
     let folder = mxfp4();
-    folder.edit(|t| t.get_mut(SCALES).unwrap().2[5] = 253);
+    folder.edit(|t| t.get_mut(SCALES).unwrap().bytes[5] = 253);
     let error = gate_error(&folder);
     assert!(error.contains(SCALES) && error.contains("scale 8507059"), "{error}");
-    folder.edit(|t| t.get_mut(SCALES).unwrap().2[5] = u8::MAX);
+    folder.edit(|t| t.get_mut(SCALES).unwrap().bytes[5] = u8::MAX);
     let error = gate_error(&folder);
     assert!(error.contains(SCALES) && error.contains("scale NaN"), "{error}");
-    folder.edit(|t| t.get_mut(BLOCKS).unwrap().1.swap(2, 3));
+    folder.edit(|t| t.get_mut(BLOCKS).unwrap().shape.swap(2, 3));
     expect!["DIR/model.safetensors: tensor `model.layers.1.mlp.experts.gate_up_proj_blocks`: shape [3, 320, 16, 2], but the configuration requires [3, 320, 2, 16]"].assert_eq(&folder.error());
     folder.edit(|t| drop(t.remove(BLOCKS)));
     expect!["DIR: weights do not match the configuration: 6 missing: model.layers.1.mlp.experts.0.gate_proj.weight, model.layers.1.mlp.experts.0.up_proj.weight, model.layers.1.mlp.experts.1.gate_proj.weight, model.layers.1.mlp.experts.1.up_proj.weight, model.layers.1.mlp.experts.2.gate_proj.weight, model.layers.1.mlp.experts.2.up_proj.weight; 1 unexpected: model.layers.1.mlp.experts.gate_up_proj_scales"].assert_eq(&folder.error());

@@ -50,7 +50,7 @@ fn mtp_module_is_read_only_when_drafting() {
 fn mtp_copies_must_equal_the_model() {
     let edit = |load_mtp: bool, name: &str| {
         let folder = folder(&json(), load_mtp);
-        folder.edit(|t| t.get_mut(name).unwrap().2[7] ^= 1);
+        folder.edit(|t| t.get_mut(name).unwrap().bytes[7] ^= 1);
         folder
     };
     expect![

@@ -42,14 +42,14 @@ fn quantized_weights_come_with_scales() {
 #[test]
 fn mismatched_scales_and_undeclared_fp8_are_rejected() {
     let folder = TestCheckpointFolder::of(&quantized_json(blocks()), u64::MAX);
-    folder.edit(|t| t.get_mut(&format!("{Q}_scale_inv")).unwrap().1.reverse());
+    folder.edit(|t| t.get_mut(&format!("{Q}_scale_inv")).unwrap().shape.reverse());
     expect![
         "DIR/model.safetensors: tensor `model.layers.0.self_attn.q_proj.weight_scale_inv`: shape [2, 1], but the configuration requires [1, 2]"
     ]
     .assert_eq(&folder.error());
     check(
         |t| {
-            let (dtype, shape, bytes) = t.get_mut(Q).unwrap();
+            let TestTensor { dtype, shape, bytes } = t.get_mut(Q).unwrap();
             (*dtype, *bytes) =
                 ("F8_E4M3".to_owned(), vec![0; shape.iter().product::<u64>() as usize]);
         },
@@ -87,7 +87,7 @@ fn both_names_of_a_scale_are_read_and_must_agree() {
     folder.edit(|t| {
         for (from, to) in [(&inverse, &plain), (&input, &activation)] {
             let mut scale = t.remove(from).unwrap();
-            scale.1 = vec![1]; // One scale is stored as `[]` or as `[1]`.
+            scale.shape = vec![1]; // One scale is stored as `[]` or as `[1]`.
             t.insert(to.clone(), scale);
         }
     });
@@ -98,11 +98,11 @@ fn both_names_of_a_scale_are_read_and_must_agree() {
 
     folder.edit(|t| drop(t.insert(input.clone(), t[&activation].clone())));
     assert_eq!(folder.locate().unwrap()[Q], after);
-    folder.edit(|t| t.get_mut(&activation).unwrap().2 = 3f32.to_le_bytes().to_vec());
+    folder.edit(|t| t.get_mut(&activation).unwrap().bytes = 3f32.to_le_bytes().to_vec());
     expect!["DIR/model.safetensors: tensor `model.layers.0.self_attn.q_proj.activation_scale`: differs from `model.layers.0.self_attn.q_proj.input_scale`, which is another name of this scale"].assert_eq(&folder.error());
     folder.edit(|t| {
         t.remove(&activation);
-        t.get_mut(&input).unwrap().2 = 0f32.to_le_bytes().to_vec();
+        t.get_mut(&input).unwrap().bytes = 0f32.to_le_bytes().to_vec();
     });
     expect!["DIR/model.safetensors: tensor `model.layers.0.self_attn.q_proj.input_scale`: scale 0 is not a finite number above 0"].assert_eq(&folder.error());
     folder.edit(|t| drop(t.remove(&input)));
@@ -129,7 +129,7 @@ fn e8m0_scales_are_read() {
     };
     let before = row();
     folder.edit(|t| {
-        let (dtype, _, bytes) = t.get_mut(&format!("{Q}_scale_inv")).unwrap();
+        let TestTensor { dtype, bytes, .. } = t.get_mut(&format!("{Q}_scale_inv")).unwrap();
         let exponent = |word: &[u8; 4]| (u32::from_le_bytes(*word) >> 23) as u8;
         let bits = bytes.as_chunks::<4>().0.iter().map(exponent).collect();
         (*dtype, *bytes) = ("F8_E8M0".to_owned(), bits);
@@ -147,7 +147,7 @@ fn scales_of_the_cache_are_finite_and_above_zero() {
     const NAME: &str = "model.layers.0.self_attn.k_proj.k_scale";
     let read_shape = |dtype: &str, shape: Vec<u64>, bytes: Vec<u8>| {
         let folder = TestCheckpointFolder::new("Qwen3ForCausalLM", u64::MAX);
-        folder.edit(|t| drop(t.insert(NAME.into(), (dtype.into(), shape, bytes))));
+        folder.edit(|t| drop(t.insert(NAME.into(), TestTensor::new(dtype, shape, bytes))));
         let source =
             WeightSource::open(folder.path(), &folder.config, &tensors(&folder.config)).unwrap();
         source.head_scales(&[NAME.to_owned()], 3).map_err(|error| error.to_string())
