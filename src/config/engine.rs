@@ -226,9 +226,11 @@ impl EngineArgs {
         self.max_num_seqs.unwrap_or(MAX_NUM_SEQS)
     }
 
-    /// Sets the maximum number of running requests for a model with recurrent state, if it is not configured.
-    pub fn limit_recurrent_requests(&mut self) {
-        self.max_num_seqs.get_or_insert(MAX_NUM_SEQS_RECURRENT);
+    /// Sets the maximum number of running requests to the default of the model, if it is not configured.
+    /// `is_recurrent`: whether the model has recurrent state.
+    pub fn set_default_max_num_seqs(&mut self, is_recurrent: bool) {
+        let default = if is_recurrent { MAX_NUM_SEQS_RECURRENT } else { MAX_NUM_SEQS };
+        self.max_num_seqs.get_or_insert(default);
     }
 
     /// Returns the maximum tokens of a prefill chunk; `None` = limited by the tokens of the step only.

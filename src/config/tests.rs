@@ -41,7 +41,7 @@ fn defaults_fit_cpu_serving() {
     assert_eq!(args.engine.requests_in_flight_max(1, 1024), 1536);
     let recurrent = |line| {
         let mut args = serve(line);
-        args.engine.limit_recurrent_requests();
+        args.engine.set_default_max_num_seqs(true);
         args.engine.max_num_seqs()
     };
     assert_eq!(["", "M --max-num-seqs 300"].map(recurrent), [128, 300]);

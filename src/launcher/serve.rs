@@ -67,9 +67,7 @@ fn serve(
         ListeningServer::open(args, environment, runtime)?;
     let files = ModelFiles::resolve(args, environment)?;
     let mut args = args.clone();
-    if files.config.gated_delta.is_some() {
-        args.engine.limit_recurrent_requests();
-    }
+    args.engine.set_default_max_num_seqs(files.config.gated_delta.is_some());
     let publishers = bind_kv_events(&args, &files, environment)?;
     let (sender, events) = channel();
     forward_signals(&sender, runtime)?;

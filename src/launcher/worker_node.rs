@@ -30,9 +30,7 @@ pub fn run(
         args.engine.device = device_detection::detect();
     }
     let files = ModelFiles::resolve(&args, environment)?;
-    if files.config.gated_delta.is_some() {
-        args.engine.limit_recurrent_requests();
-    }
+    args.engine.set_default_max_num_seqs(files.config.gated_delta.is_some());
     settings::check_world(&args, &files)?;
     let config = settings::executor(&args, &files, environment)?;
     let (sender, events) = channel();

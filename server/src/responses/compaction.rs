@@ -26,7 +26,8 @@ struct CompactionThreshold {
 }
 
 impl CompactionThresholds {
-    /// Removes `context_management` from `fields` and parses it.
+    /// Removes `context_management` from `fields` and parses it. Records it as having no effect if an entry has no
+    /// threshold.
     ///
     /// Errors: HTTP status 400 with the name of an invalid or unknown part.
     pub(super) fn take(fields: &mut RequestFields) -> Result<Self, ApiError> {
@@ -46,8 +47,11 @@ impl CompactionThresholds {
                 return Err(ApiError::unsupported(entry.path("type"), "must be compaction"));
             }
             let path = entry.path("compact_threshold");
-            if let Some(tokens) = entry.int("compact_threshold", 1..=i64::from(u32::MAX))? {
-                entries.push(CompactionThreshold { path, tokens: tokens as usize });
+            match entry.int("compact_threshold", 1..=i64::from(u32::MAX))? {
+                Some(tokens) => {
+                    entries.push(CompactionThreshold { path, tokens: tokens as usize });
+                }
+                None => fields.accept_without_effect(NAME.to_owned()),
             }
             fields.accept_rest(&entry);
         }
