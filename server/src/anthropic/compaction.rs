@@ -38,7 +38,8 @@ impl CompactionEdit {
         Ok(Self { path, trigger_tokens })
     }
 
-    /// Checks that the edit would leave the prompt of `messages` as it is.
+    /// Checks that the edit would leave the prompt of `messages` as it is. Prompts of more than `context` tokens are left
+    /// to the check of the length, whose error clients recognise.
     ///
     /// Errors: HTTP status 400 with the name of the edit if the prompt exceeds the threshold; an error of the chat
     /// template.
@@ -46,8 +47,13 @@ impl CompactionEdit {
         &self,
         messages: &Value,
         prompt: &impl PromptTokenCounter,
+        context: usize,
     ) -> Result<(), ApiError> {
-        if prompt.fits(messages, self.trigger_tokens)? {
+        let trigger = self.trigger_tokens;
+        if trigger >= context
+            || prompt.fits(messages, trigger)?
+            || !prompt.fits(messages, context)?
+        {
             return Ok(());
         }
         let message = format!(

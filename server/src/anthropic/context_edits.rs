@@ -107,16 +107,17 @@ impl RequestedContextEdits {
         Ok(AppliedContextEdits { applied_edits })
     }
 
-    /// Checks that no edit would replace the edited `messages` by a summary.
+    /// Checks that no edit would replace the edited `messages` by a summary, in a prompt of up to `context` tokens.
     ///
     /// Errors: HTTP status 400 with the name of the edit whose threshold the prompt exceeds; an error of the chat template.
     pub(super) fn check_compaction(
         &self,
         messages: &Value,
         prompt: &impl PromptTokenCounter,
+        context: usize,
     ) -> Result<(), ApiError> {
         self.edits.iter().try_for_each(|edit| match edit {
-            ContextEdit::Compaction(edit) => edit.check(messages, prompt),
+            ContextEdit::Compaction(edit) => edit.check(messages, prompt, context),
             ContextEdit::ToolUses(_) | ContextEdit::Thinking(_) => Ok(()),
         })
     }
@@ -306,11 +307,12 @@ mod tests {
                 "instructions": "Keep names.", "pause_after_compaction": true})
         };
         let tokens = ByteCounter.count(&conversation(4)).unwrap();
-        assert!(
-            taken(&edit(tokens)).unwrap().check_compaction(&conversation(4), &ByteCounter).is_ok()
-        );
-        let above = taken(&edit(tokens - 1)).unwrap();
-        let error = above.check_compaction(&conversation(4), &ByteCounter).unwrap_err();
+        let check = |edit: &Value, context: usize| {
+            taken(edit).unwrap().check_compaction(&conversation(4), &ByteCounter, context)
+        };
+        assert!(check(&edit(tokens), usize::MAX).is_ok());
+        assert!(check(&edit(tokens - 2), tokens - 1).is_ok(), "too long for the model");
+        let error = check(&edit(tokens - 1), tokens).unwrap_err();
         assert_eq!(error.param.as_deref(), Some("context_management.edits[0].type"));
         assert!(error.message.contains(&(tokens - 1).to_string()), "{}", error.message);
         assert_eq!(applied(&json!({"type": "compact_20260112"}), 4).edits, json!([]));

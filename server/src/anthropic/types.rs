@@ -124,10 +124,15 @@ impl AnthropicPromptParams {
         let (effort, format) = output_config(fields)?;
         let (thinking_enabled, budget) = thinking(fields)?;
         if let Some(thinking_enabled) = thinking_enabled {
-            let is_read =
-                |name: &&str| serving.template.as_ref().is_some_and(|t| t.has_variable(name));
+            let (template, has_tools) = (serving.template.as_ref(), !tools.definitions.is_empty());
+            let is_read = |name: &&str| template.is_some_and(|t| t.reads_variable(name, has_tools));
+            let mut is_ignored = true;
             for name in ["enable_thinking", "thinking"].into_iter().filter(is_read) {
                 kwargs.entry(name.to_owned()).or_insert(Value::Bool(thinking_enabled));
+                is_ignored = false;
+            }
+            if is_ignored && !thinking_enabled && serving.parsers.reasoning.is_some() {
+                fields.accept_without_effect("thinking.type".to_owned());
             }
         }
         let mut converter = AnthropicMessageConverter::default();
@@ -173,7 +178,8 @@ impl AnthropicPromptParams {
         let Some(edits) = &self.requested_edits else { return Ok(()) };
         let tools = &self.tools.template_value;
         let prompt = RenderedTokenCounter { serving, input: &self.input, tools };
-        edits.check_compaction(&self.input.messages, &prompt)
+        let context = serving.field_bounds.max_model_len as usize;
+        edits.check_compaction(&self.input.messages, &prompt, context)
     }
 }
 

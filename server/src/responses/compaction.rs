@@ -12,27 +12,22 @@ use text::ChatInput;
 const NAME: &str = "context_management";
 const ENTRIES_MAX: usize = 64;
 
-/// Thresholds above which a request asks for a summary of its conversation.
-#[derive(Debug, Default, PartialEq)]
-pub(super) struct CompactionThresholds {
-    entries: Vec<CompactionThreshold>,
-}
-
+/// Threshold above which a request asks for a summary of its conversation.
 #[derive(Debug, PartialEq)]
-struct CompactionThreshold {
+pub(super) struct CompactionThreshold {
     /// Path of the threshold in the request.
     path: String,
     tokens: usize,
 }
 
-impl CompactionThresholds {
-    /// Removes `context_management` from `fields` and parses it. Records it as having no effect if an entry has no
-    /// threshold.
+impl CompactionThreshold {
+    /// Removes `context_management` from `fields` and parses it; returns the smallest threshold. Records the field as
+    /// having no effect if an entry has no threshold.
     ///
     /// Errors: HTTP status 400 with the name of an invalid or unknown part.
-    pub(super) fn take(fields: &mut RequestFields) -> Result<Self, ApiError> {
+    pub(super) fn take(fields: &mut RequestFields) -> Result<Option<Self>, ApiError> {
         let list = match fields.take(NAME) {
-            None => return Ok(Self::default()),
+            None => return Ok(None),
             Some(JsonValue::List(list)) if list.len() <= ENTRIES_MAX => list,
             Some(JsonValue::List(list)) => {
                 let message = format!("at most {ENTRIES_MAX} entries, got {}", list.len());
@@ -40,7 +35,7 @@ impl CompactionThresholds {
             }
             Some(other) => return Err(wrong_type(NAME.to_owned(), "a list", &other)),
         };
-        let mut entries = Vec::new();
+        let mut smallest: Option<Self> = None;
         for (index, entry) in list.into_iter().enumerate() {
             let mut entry = RequestFields::of(format!("{NAME}[{index}]"), entry)?;
             if entry.required_string("type")? != "compaction" {
@@ -49,16 +44,21 @@ impl CompactionThresholds {
             let path = entry.path("compact_threshold");
             match entry.int("compact_threshold", 1..=i64::from(u32::MAX))? {
                 Some(tokens) => {
-                    entries.push(CompactionThreshold { path, tokens: tokens as usize });
+                    let threshold = Self { path, tokens: tokens as usize };
+                    let is_smaller = |other: &Self| threshold.tokens < other.tokens;
+                    if smallest.as_ref().is_none_or(is_smaller) {
+                        smallest = Some(threshold);
+                    }
                 }
                 None => fields.accept_without_effect(NAME.to_owned()),
             }
             fields.accept_rest(&entry);
         }
-        Ok(Self { entries })
+        Ok(smallest)
     }
 
-    /// Checks that no threshold is exceeded by the prompt of `request`.
+    /// Checks that the prompt of `request` does not exceed the threshold. Prompts that exceed the context length are left
+    /// to the check of the length, whose error clients recognise.
     ///
     /// Errors: HTTP status 400 with the name of the exceeded threshold; an error of the chat template.
     pub(super) fn check(
@@ -66,18 +66,21 @@ impl CompactionThresholds {
         serving: &ServingContext,
         request: &ChatCompletionRequest,
     ) -> Result<(), ApiError> {
-        for CompactionThreshold { path, tokens } in &self.entries {
+        let fits = |tokens_max: usize| {
             let tools = request.tools.template_value.clone();
             let input = ChatInput { tools, ..request.input.clone() };
-            if !prompt_fits(serving, input, *tokens, request.prompt_field)? {
-                let message = format!(
-                    "the prompt exceeds these {tokens} tokens, and this server writes no summaries: shorten the \
-                     conversation, raise the threshold, or set truncation to auto"
-                );
-                return Err(ApiError::unsupported(path.clone(), message));
-            }
+            prompt_fits(serving, input, tokens_max, request.prompt_field)
+        };
+        let context = serving.field_bounds.max_model_len as usize;
+        if self.tokens >= context || fits(self.tokens)? || !fits(context)? {
+            return Ok(());
         }
-        Ok(())
+        let message = format!(
+            "the prompt exceeds these {} tokens, and this server writes no summaries: shorten the conversation or raise \
+             the threshold",
+            self.tokens
+        );
+        Err(ApiError::unsupported(self.path.clone(), message))
     }
 }
 
@@ -85,19 +88,21 @@ impl CompactionThresholds {
 mod tests {
     use super::*;
 
-    fn taken(body: &str) -> Result<CompactionThresholds, ApiError> {
+    fn taken(body: &str) -> Result<Option<CompactionThreshold>, ApiError> {
         let mut fields = RequestFields::of_body(JsonValue::parse(body.as_bytes()).unwrap())?;
-        CompactionThresholds::take(&mut fields)
+        CompactionThreshold::take(&mut fields)
     }
 
     #[test]
     fn thresholds_are_parsed_and_named_in_errors() {
-        let entry = r#"{"context_management":[{"type":"compaction","compact_threshold":5}]}"#;
-        let path = "context_management[0].compact_threshold".to_owned();
-        assert_eq!(taken(entry).unwrap().entries, [CompactionThreshold { path, tokens: 5 }]);
-        assert_eq!(taken("{}").unwrap(), CompactionThresholds::default());
+        let entry =
+            |tokens: u32| format!(r#"{{"type":"compaction","compact_threshold":{tokens}}}"#);
+        let entries = format!(r#"{{"context_management":[{},{}]}}"#, entry(7), entry(5));
+        let path = "context_management[1].compact_threshold".to_owned();
+        assert_eq!(taken(&entries).unwrap(), Some(CompactionThreshold { path, tokens: 5 }));
+        assert_eq!(taken("{}").unwrap(), None);
         let no_threshold = r#"{"context_management":[{"type":"compaction"}]}"#;
-        assert_eq!(taken(no_threshold).unwrap(), CompactionThresholds::default());
+        assert_eq!(taken(no_threshold).unwrap(), None);
         for (value, param) in [
             ("7", "context_management"),
             ("[{}]", "context_management[0].type"),

@@ -214,7 +214,9 @@ impl InferenceEndpoint for ResponsesReplyFormatter {
             Value::Array(messages) => place(messages),
             other => other,
         };
-        compaction.check(serving, &request)?;
+        if let Some(compaction) = compaction {
+            compaction.check(serving, &request)?;
+        }
         let started = start(app, serving, request, headers, permit)?;
         let StartedGeneration { generation, model, request_id, params, tool_call_ids, .. } =
             started;

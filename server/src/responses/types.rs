@@ -1,6 +1,6 @@
 //! Parses and validates the fields of a Responses request.
 
-use super::compaction::CompactionThresholds;
+use super::compaction::CompactionThreshold;
 use super::request_context::ResponsesRequestContext;
 use super::service_fields::{self, no_logprobs};
 use super::stored_context::StoredContextReader;
@@ -38,8 +38,8 @@ pub(super) struct ResponsesRequest {
     pub(super) echoed_fields: Map<String, Value>,
     pub(super) tool_names: ToolNameMap,
     /// Whether the oldest messages are dropped if the prompt does not fit into the context length.
-    /// Thresholds above which the request is rejected, because conversations are not summarised.
-    pub(super) compaction: CompactionThresholds,
+    /// Threshold above which the request is rejected, because conversations are not summarised.
+    pub(super) compaction: Option<CompactionThreshold>,
     pub(super) truncates: bool,
     pub(super) store: bool,
     pub(super) background: bool,
@@ -65,7 +65,7 @@ pub(super) fn take(
     let mut echoed_fields = Map::new();
     reject_unsupported(fields)?;
     service_fields::take(fields)?;
-    let compaction = CompactionThresholds::take(fields)?;
+    let compaction = CompactionThreshold::take(fields)?;
     let delivery = ResponseOptions::take(fields)?;
     delivery.echo(&mut echoed_fields);
     let ResponseTextConfig { constraint, echoed } = ResponseTextConfig::take(fields)?;

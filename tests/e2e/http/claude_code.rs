@@ -183,6 +183,37 @@ fn cleared_tool_results_are_not_in_the_prompt() {
     assert_eq!(*applied, expected);
 }
 
+/// The server writes no summaries: it serves prompts up to the threshold, and counts tokens of any prompt.
+#[test]
+fn compaction_is_rejected_above_its_threshold() {
+    let server = start(OPEN_TEMPLATE);
+    let mut client = HttpClient::connect(server.address);
+    let user = json!({"role": "user", "content": "a".repeat(100)});
+    let mut body = json!({"messages": [user], "max_tokens": 4});
+    let count = "/v1/messages/count_tokens";
+    let tokens = client.post(count, &body).json()["input_tokens"].as_u64().unwrap();
+    let edit = |value: u64| json!({"edits": [{"type": "compact_20260112", "trigger": {"type": "input_tokens", "value": value}}]});
+    body["context_management"] = edit(tokens);
+    let reply = client.post(PATH, &body);
+    assert_eq!((reply.status, reply.header("x-hadron-ignored-fields")), (200, None));
+    body["context_management"] = edit(tokens - 1);
+    let reply = client.post(PATH, &body);
+    let message = reply.json()["error"]["message"].as_str().unwrap().to_owned();
+    assert_eq!(reply.status, 400, "{message}");
+    assert!(message.starts_with("context_management.edits[0].type: "), "{message}");
+    assert_eq!(client.post(count, &body).json()["input_tokens"], tokens);
+
+    let mut body = json!({"input": "a".repeat(100), "max_output_tokens": 4});
+    for (threshold, status) in [(1_000, 200), (10, 400)] {
+        body["context_management"] =
+            json!([{"type": "compaction", "compact_threshold": threshold}]);
+        let reply = client.post("/v1/responses", &body);
+        assert_eq!(reply.status, status, "{}", String::from_utf8_lossy(&reply.body));
+    }
+    let error = client.post("/v1/responses", &body).json();
+    assert_eq!(error["error"]["param"], "context_management[0].compact_threshold");
+}
+
 #[test]
 fn services_that_the_server_lacks_are_named_in_errors() {
     let server = start(OPEN_TEMPLATE);

@@ -154,9 +154,9 @@ impl ChatTemplate {
         self.templates.values().any(|template| template.mentions(text))
     }
 
-    /// Whether one of the model's templates has a variable of the name `name`.
-    pub fn has_variable(&self, name: &str) -> bool {
-        self.templates.values().any(|template| template.has_variable(name))
+    /// Whether the template for conversations with or without tools has a variable of the name `name`.
+    pub fn reads_variable(&self, name: &str, has_tools: bool) -> bool {
+        self.select(None, has_tools).is_ok_and(|template| template.has_variable(name))
     }
 
     /// Whether `name` is the name of one of several templates of the model.
