@@ -15,6 +15,7 @@ mod histogram_buckets;
 mod http;
 mod kv_event_metrics;
 pub mod kv_events;
+mod kv_group_metrics;
 mod log_rate_limiter;
 mod metric_registrar;
 mod metrics_reference;
@@ -77,6 +78,10 @@ pub struct MetricsConfig {
     pub aggregate: bool,
     /// Whether lifetimes of KV blocks are observed (`--kv-cache-metrics`).
     pub block_lifetimes: bool,
+    /// KV groups whose windows or states may shorten prefix hits.
+    pub shortening_groups: Vec<u8>,
+    /// Whether a KV group has recurrent states.
+    pub has_states: bool,
     /// Maximum number of draft tokens per row.
     pub draft_tokens_max: u8,
     /// Fraction of draft tokens that are accepted at random for a benchmark; 0 = draft tokens are verified.
@@ -97,6 +102,8 @@ impl MetricsConfig {
             experts_shared: false,
             aggregate: false,
             block_lifetimes: false,
+            shortening_groups: Vec::new(),
+            has_states: false,
             draft_tokens_max: 0,
             synthetic_acceptance: 0.0,
             buckets: CustomBuckets::default(),

@@ -19,6 +19,7 @@ const OPEN_LABELS: &[&str] = &[
     "route",
     "code",
     "layer",
+    "group",
     "rank",
     "block_size",
     "num_gpu_blocks",
@@ -38,6 +39,8 @@ fn metrics_of_all_features() -> Result<Arc<ServerMetrics>, prometheus::Error> {
         experts: vec![1],
         experts_shared: true,
         block_lifetimes: true,
+        shortening_groups: vec![1],
+        has_states: true,
         ..config
     };
     let metrics = ServerMetrics::new(&config)?;

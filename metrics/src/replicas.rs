@@ -2,6 +2,7 @@
 
 use super::executor_lifecycle::CAUSES;
 use super::kv_event_metrics::raise_to;
+use super::kv_group_metrics::KvGroupMetrics;
 use super::metric_registrar::{InfoLabel, MetricRegistrar};
 use super::{KvCacheInfo, MetricsConfig};
 use prometheus::{Error, Gauge, IntCounter};
@@ -21,6 +22,7 @@ pub(super) struct ReplicaMetrics {
     usage: ReplicaSeries<Gauge>,
     waiting: ReplicaSeries<Gauge>,
     deferred: ReplicaSeries<Gauge>,
+    groups: KvGroupMetrics,
 }
 
 impl ReplicaMetrics {
@@ -53,7 +55,8 @@ impl ReplicaMetrics {
         synthetic.set(config.synthetic_acceptance);
         let usage = f.gauge_of_replicas("vllm:kv_cache_usage_perc", "KV cache usage: share of the KV blocks that requests use, 0 to 1.")?;
         let waiting = f.gauge_of_replicas("vllm:num_requests_waiting", "Waiting requests.")?;
-        Ok(Self { counters, gauges, usage, waiting, deferred })
+        let groups = KvGroupMetrics::new(f, config)?;
+        Ok(Self { counters, gauges, usage, waiting, deferred, groups })
     }
 
     /// Updates the series from `stats`, the statistics of all replicas. The number of `deferred` requests,
@@ -74,6 +77,7 @@ impl ReplicaMetrics {
             for (gauges, level) in &self.gauges {
                 gauges[engine].set(own.iter().map(level).sum());
             }
+            self.groups.update(engine, own);
             let deferred_requests = if engine == 0 { deferred } else { 0 };
             let waiting: f64 = own.iter().map(|stats| f64::from(stats.waiting)).sum();
             self.waiting[engine].set(waiting + deferred_requests as f64);

@@ -6,7 +6,7 @@ use super::*;
 use protocol::{CollectiveTiming, ExpertTokenCount, Rank, Replica, RequestId, RowError};
 use scheduler::{
     AbortCause, BlockStats, ExecutorFailure, ExecutorFailureCounts, FinishReason, FirstAdmission,
-    RecomputedTokenCounts, RequestError, StopReason, TokenEvent,
+    RecomputedTokenCounts, RequestError, StateSlotStats, StopReason, TokenEvent,
 };
 use std::time::{Duration, Instant};
 

@@ -104,6 +104,12 @@ impl KvSpec {
         self.groups.iter().map(|g| g.bytes_per_block).max().unwrap_or(0)
     }
 
+    /// Returns the groups with windows or recurrent states, in which a prefix hit may end before its last block.
+    pub fn shortening_groups(&self) -> Vec<u8> {
+        let shortens = |group: &KvGroup| group.kind.is_state() || group.kind.window().is_some();
+        (0..).zip(&self.groups).filter(|(_, group)| shortens(group)).map(|(id, _)| id).collect()
+    }
+
     /// Returns whether a group of the model stores recurrent state.
     pub fn has_state(&self) -> bool {
         self.groups.iter().any(|group| group.kind.is_state())

@@ -47,7 +47,7 @@ pub use request_ids::{assign_request_ids, request_ids_by_client_id};
 pub use scheduler::Scheduler;
 pub use stats::{
     BlockStats, DRAFT_TOKENS_MAX, ExecutorFailureCounts, RecomputedTokenCounts, SchedulerStats,
-    SpecDecodeStats,
+    SpecDecodeStats, StateSlotStats,
 };
 pub use step_deadline::{StepDeadlineEstimator, StepWorkload};
 pub use step_watchdog::{StepTimeout, StepWatchdog, StragglerReport};

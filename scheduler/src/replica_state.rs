@@ -4,8 +4,11 @@ use crate::plan::StepPlan;
 use crate::replica_router::{ReplicaCandidate, ReplicaLoad};
 use crate::scheduling_state::ReplicaRequests;
 use crate::stats::RequeueReason;
-use crate::{BlockStats, ExecutorFailure, SchedulerConfig, SchedulerConfigError, SchedulerStats};
-use kvcache::{KvCache, KvConfig};
+use crate::{
+    BlockStats, ExecutorFailure, SchedulerConfig, SchedulerConfigError, SchedulerStats,
+    StateSlotStats,
+};
+use kvcache::{KvCache, KvConfig, StateSlotCounts};
 use protocol::{Epoch, Replica, StepTiming};
 
 /// State that the scheduler keeps per replica.
@@ -127,6 +130,7 @@ impl ReplicaState {
                 in_use: counts.in_use,
                 reserved: state.reserved_blocks,
             },
+            state_slots: self.state_slot_stats(),
             last_step_rows: self.last_step_rows,
             last_step_tokens: self.last_step_tokens,
             timing: self.timing,
@@ -147,6 +151,16 @@ impl ReplicaState {
             rows_dropped_total: totals.rows_dropped,
             outputs_dropped_total: totals.outputs_dropped,
         }
+    }
+
+    /// Returns the state slots of the first state group by use.
+    fn state_slot_stats(&self) -> StateSlotStats {
+        let states = self.kv.states();
+        if states.is_empty() {
+            return StateSlotStats::default();
+        }
+        let StateSlotCounts { pool, free, checkpoints, in_use } = states.counts(0);
+        StateSlotStats { pool, free, checkpoints, in_use }
     }
 }
 

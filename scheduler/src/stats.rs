@@ -25,6 +25,8 @@ pub struct SchedulerStats {
     pub head_submitted_ms: Option<u64>,
     /// KV blocks by state.
     pub blocks: BlockStats,
+    /// State slots of a state group by use; all state groups have equal numbers of slots. 0 without state groups.
+    pub state_slots: StateSlotStats,
     /// Number of rows of the last step sent.
     pub last_step_rows: u32,
     /// Number of tokens forwarded by the last step sent.
@@ -157,6 +159,19 @@ pub struct BlockStats {
     pub in_use: u32,
     /// Number of free and cached blocks that are reserved for non-preemptible requests.
     pub reserved: u32,
+}
+
+/// State slots of a replica in one state group.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct StateSlotStats {
+    /// Slots in the pool.
+    pub pool: u32,
+    /// Unreferenced slots without a checkpoint.
+    pub free: u32,
+    /// Unreferenced slots with a checkpoint.
+    pub checkpoints: u32,
+    /// Slots that requests reference.
+    pub in_use: u32,
 }
 
 #[cfg(test)]

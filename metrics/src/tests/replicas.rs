@@ -144,3 +144,33 @@ fn requests_are_counted_on_their_replica() {
         (0.0, 2.5)
     );
 }
+
+#[test]
+fn kv_groups_have_series_of_their_own() {
+    let plain = metrics().render(&[stats(1, 1)]).unwrap();
+    assert!(!plain.contains("hadron:state_slots") && !plain.contains("group_misses"));
+    let config = MetricsConfig {
+        replicas: 2,
+        shortening_groups: vec![1, 3],
+        has_states: true,
+        ..MetricsConfig::new("m", 64)
+    };
+    let of = |misses: [u64; 4], in_use: u32| SchedulerStats {
+        prefix_tokens_missed_total: misses.to_vec(),
+        state_slots: StateSlotStats { pool: 9, free: 8 - in_use, checkpoints: 1, in_use },
+        ..stats(1, 1)
+    };
+    let replicas = [of([0, 5, 0, 7], 2), of([0, 1, 0, 0], 4)];
+    let page = ServerMetrics::new(&config).unwrap().render(&replicas).unwrap();
+    let misses = |engine: u32, group: u32| {
+        let labels = format!(r#"{{engine="{engine}",group="{group}",model_name="m"}}"#);
+        value(&page, &format!("hadron:prefix_cache_group_misses_total{labels}"))
+    };
+    assert_eq!([misses(0, 1), misses(0, 3), misses(1, 1), misses(1, 3)], [5.0, 7.0, 1.0, 0.0]);
+    let slots = |engine: u32, state: &str| {
+        let labels = format!(r#"{{engine="{engine}",model_name="m",state="{state}"}}"#);
+        value(&page, &format!("hadron:state_slots{labels}"))
+    };
+    assert_eq!(["free", "checkpoint", "used"].map(|state| slots(0, state)), [6.0, 1.0, 2.0]);
+    assert_eq!(slots(1, "used"), 4.0);
+}
