@@ -65,16 +65,16 @@ pub enum ExecutorError {
         /// Bytes of KV cache that `kv_tokens_min` token positions need.
         needed: u64,
     },
-    /// The recurrent states of all state slots do not fit in the memory that they may take.
+    /// The recurrent states of all state slots do not fit in the free memory.
     #[error(
-        "{slots} state slots need {needed} bytes of memory and {free} are available: lower --max-num-seqs"
+        "{slots} state slots need {needed} bytes of memory and {free} are free for them: lower --max-num-seqs"
     )]
     StatesTooLarge {
         /// Number of state slots.
         slots: usize,
         /// Bytes of all state slots.
         needed: u64,
-        /// Bytes that the states may take.
+        /// Free memory for the states of this rank in bytes.
         free: u64,
     },
     /// No device memory is left for a KV cache after weights and activations are allocated.

@@ -170,8 +170,9 @@ impl Executor {
             },
             |done| progress(StartupPhaseProgress { phase, done, total }),
         )?;
-        let blocks = self.blocks(&state)?;
-        drop(state);
+        let gpu_blocks = gpu.then(|| self.gpu_blocks(&state)).transpose()?;
+        drop(state); // Its recurrent states take memory of the host.
+        let blocks = gpu_blocks.map_or_else(|| self.host_blocks(), Ok)?;
         self.check_kv_blocks(blocks)?;
         Ok(WarmUpReport { kv_spec: self.spec.clone(), kv_blocks: blocks, step_cost })
     }
@@ -295,35 +296,40 @@ impl Executor {
         kv_sizing::check(blocks, self.kv_blocks_min(), settings.block_tokens, tokens)
     }
 
-    /// Returns the number of KV blocks that fit on this rank. The free memory is measured after everything
-    /// except the KV cache has been allocated.
-    fn blocks(&self, state: &StepState) -> Result<u32, ExecutorError> {
+    /// Bytes of the recurrent states of all state slots of this rank.
+    fn state_bytes(&self) -> u64 {
+        self.state_slots() as u64 * self.spec.bytes_per_state_slot()
+    }
+
+    /// Returns the number of KV blocks of this rank in the memory of the host, while no states are allocated.
+    fn host_blocks(&self) -> Result<u32, ExecutorError> {
         let memory = self.model.ops.mem_info();
-        let (kv, block_bytes) = (self.config.settings.kv_cache_size, self.spec.bytes_per_block());
-        let states = self.state_slots() as u64 * self.spec.bytes_per_state_slot();
-        if !self.model.ops.device().captures_graphs() {
-            let settings = &self.config.settings;
-            let ranks = settings.ranks_on_host.into();
-            let free = memory.free_bytes.saturating_sub(states.saturating_mul(ranks));
-            let blocks = kv_sizing::blocks(kv, free, block_bytes, ranks);
-            let kv_bytes = u64::from(blocks).saturating_mul(block_bytes);
-            kv_sizing::check_host(kv_bytes, states, ranks, memory)?;
-            if matches!(kv, KvCacheSize::Auto) {
-                let needed = self.kv_blocks_min();
-                let tokens = settings.kv_tokens_min;
-                kv_sizing::check_share(blocks, block_bytes, needed, free, tokens)?;
-            }
-            return Ok(blocks);
+        let (settings, block_bytes) = (&self.config.settings, self.spec.bytes_per_block());
+        let (ranks, states) = (settings.ranks_on_host.into(), self.state_bytes());
+        let free = memory.free_bytes.saturating_sub(states.saturating_mul(ranks));
+        let blocks = kv_sizing::blocks(settings.kv_cache_size, free, block_bytes, ranks);
+        let kv_bytes = u64::from(blocks).saturating_mul(block_bytes);
+        kv_sizing::check_host(kv_bytes, states, ranks, memory)?;
+        if matches!(settings.kv_cache_size, KvCacheSize::Auto) {
+            let (needed, tokens) = (self.kv_blocks_min(), settings.kv_tokens_min);
+            kv_sizing::check_share(blocks, block_bytes, needed, free, tokens)?;
         }
+        Ok(blocks)
+    }
+
+    /// Returns the number of KV blocks that fit on this GPU. The free memory is measured after everything except the KV
+    /// cache has been allocated.
+    fn gpu_blocks(&self, state: &StepState) -> Result<u32, ExecutorError> {
+        let memory = self.model.ops.mem_info();
         let variants = self.model.full_logits_variants().len() << u32::from(self.tracer.is_some());
         let gpu = kv_sizing::GpuMemoryBudget {
             total: memory.total_bytes,
             free: memory.free_bytes + state.kv_bytes(),
             utilization: self.config.settings.memory_utilization,
             graphs: (self.graph_shapes().len() * variants) as u64,
-            states,
+            states: self.state_bytes(),
         };
-        gpu.blocks(kv, block_bytes)
+        gpu.blocks(self.config.settings.kv_cache_size, self.spec.bytes_per_block())
     }
 
     /// Maximum number of top log-probabilities per token: the configured value, limited to the maximum that
@@ -446,11 +452,8 @@ impl Executor {
         let draft_kv = draft.as_ref().map(draft_layout).transpose()?;
         let states = state_layout(model, &self.kv_grouping, self.state_slots(), &self.ranks);
         let states = states.map_err(uneven_heads_error)?;
-        let utilization =
-            device.captures_graphs().then_some(self.config.settings.memory_utilization);
-        let ranks = self.config.settings.ranks_on_host.into();
-        let free = kv_sizing::state_bytes_max(self.model.ops.mem_info(), utilization, ranks);
-        kv_sizing::check_states(states.as_ref(), free)?;
+        let ranks = if device.captures_graphs() { 1 } else { self.config.settings.ranks_on_host };
+        kv_sizing::check_states(states.as_ref(), self.model.ops.mem_info(), ranks.into())?;
         let tables =
             BlockTableLimits::of_groups(&self.spec, *max_model_len, self.most_tokens_in_flight());
         let limits = StepLimits {

@@ -107,28 +107,18 @@ pub(crate) fn check_host(
     Ok(())
 }
 
-/// Returns the bytes that recurrent states may take: on a GPU (`utilization` given), what the share of its total memory
-/// leaves; on a host, an equal part of the free memory for each of `ranks` ranks. 0 = unknown.
-pub(crate) fn state_bytes_max(memory: MemInfo, utilization: Option<f64>, ranks: u64) -> u64 {
-    let MemInfo { total_bytes: total, free_bytes: free } = memory;
-    match utilization {
-        Some(utilization) if total > 0 => {
-            let budget = (total as f64 * utilization) as u64;
-            budget.saturating_sub(total - free.min(total)).min(free).max(1)
-        }
-        _ => free / ranks.max(1),
-    }
-}
-
-/// Returns an error if the recurrent states of all state slots need more than `free` bytes.
+/// Returns an error if the recurrent states of all state slots need more than the free memory of the device, of which
+/// each of `ranks` ranks takes an equal part. 0 bytes of memory = unknown. The share of a GPU's memory that may be used
+/// (`--gpu-memory-utilization`) is checked when the KV cache is sized.
 pub(crate) fn check_states(
     states: Option<&RecurrentStateLayout>,
-    free: u64,
+    memory: MemInfo,
+    ranks: u64,
 ) -> Result<(), ExecutorError> {
     let Some(states) = states else { return Ok(()) };
-    let (slots, needed) = (states.slots, states.bytes() as u64);
-    let is_known = free > 0;
-    if is_known && needed > free {
+    let (slots, needed, free) =
+        (states.slots, states.bytes() as u64, memory.free_bytes / ranks.max(1));
+    if memory.total_bytes > 0 && needed > free {
         return Err(ExecutorError::StatesTooLarge { slots, needed, free });
     }
     Ok(())
@@ -234,15 +224,6 @@ mod tests {
     }
 
     #[test]
-    fn states_are_limited_by_utilization_and_ranks() {
-        let memory = MemInfo { total_bytes: 100, free_bytes: 70 };
-        assert_eq!(state_bytes_max(memory, Some(0.9), 2), 60);
-        assert_eq!(state_bytes_max(memory, Some(0.2), 1), 1, "no memory is not unknown memory");
-        assert_eq!(state_bytes_max(memory, None, 2), 35);
-        assert_eq!(state_bytes_max(MemInfo { total_bytes: 0, free_bytes: 0 }, Some(0.9), 1), 0);
-    }
-
-    #[test]
     fn states_larger_than_the_memory_are_rejected() {
         let layout = RecurrentStateLayout {
             layers: 3,
@@ -255,11 +236,18 @@ mod tests {
         };
         let needed = layout.bytes() as u64;
         assert_eq!(needed, 3 * 5 * (2 * 128 * 128 * 4 + 3 * 512 * 4));
-        for free in [0, needed, needed + 1] {
-            assert!(check_states(Some(&layout), free).is_ok(), "{free}");
+        let memory = |free_bytes| MemInfo { total_bytes: 1 << 40, free_bytes };
+        for (memory, ranks) in [
+            (MemInfo { total_bytes: 0, free_bytes: 0 }, 2),
+            (memory(needed), 1),
+            (memory(2 * needed), 2),
+        ] {
+            assert!(check_states(Some(&layout), memory, ranks).is_ok(), "{memory:?}");
         }
-        let text = check_states(Some(&layout), needed - 1).unwrap_err().to_string();
+        assert!(check_states(Some(&layout), memory(0), 1).is_err());
+        assert!(check_states(Some(&layout), memory(2 * needed - 1), 2).is_err());
+        let text = check_states(Some(&layout), memory(needed - 1), 1).unwrap_err().to_string();
         assert!(text.contains("5 state slots") && text.contains("--max-num-seqs"), "{text}");
-        assert!(check_states(None, 1).is_ok());
+        assert!(check_states(None, memory(1), 1).is_ok());
     }
 }
