@@ -44,7 +44,8 @@ struct TestSide<'a> {
 }
 
 impl HeadScaleInputs {
-    fn new(pair: &CpuGpuPair, dtype: DType) -> Self {
+    /// `value_scales`: scales of the values of the two KV heads.
+    fn new(pair: &CpuGpuPair, dtype: DType, value_scales: [f32; KV_HEADS]) -> Self {
         let mut numbers = pair.numbers(5);
         let mut random = |dtype, cols| pair.random(&mut numbers, dtype, TOKENS, cols);
         let (qkv, cos) = (random(dtype, WIDTH), random(DType::F32, HEAD_DIM / 2));
@@ -53,7 +54,7 @@ impl HeadScaleInputs {
         let slots: Vec<i64> = (0..TOKENS as i64).collect();
         let table: Vec<i32> = (0..BLOCKS as i32).collect();
         let queries = (0..HEADS).map(|h| KEY_SCALES[h * KV_HEADS / HEADS] / KEY_SCALES[0]);
-        let (keys, values) = (KEY_SCALES.map(f32::recip), VALUE_SCALES.map(f32::recip));
+        let (keys, values) = (KEY_SCALES.map(f32::recip), value_scales.map(f32::recip));
         let factors: Vec<f32> = queries.chain(keys).chain(values).collect();
         Self {
             qkv,
@@ -129,16 +130,16 @@ fn side<'a>(
 
 /// Checks that `o`, divided by the value scales, differs from `expected` by at most the error of fp8, for each
 /// head.
-fn check_heads(o: &[f32], expected: &[f32]) {
+fn check_heads(o: &[f32], expected: &[f32], value_scales: [f32; KV_HEADS]) {
     for (i, (o, expected)) in o.iter().zip(expected).enumerate() {
         let head = i % (HEADS * HEAD_DIM) / HEAD_DIM;
-        let found = o * VALUE_SCALES[head * KV_HEADS / HEADS];
+        let found = o * value_scales[head * KV_HEADS / HEADS];
         assert!((found - expected).abs() <= 0.1, "head {head}: {found}, expected {expected}");
     }
 }
 
 fn check(pair: &CpuGpuPair, dtype: DType) {
-    let (inputs, backends) = (HeadScaleInputs::new(pair, dtype), pair.backends());
+    let (inputs, backends) = (HeadScaleInputs::new(pair, dtype, VALUE_SCALES), pair.backends());
     let outputs = || pair.poisoned(dtype, TOKENS, HEADS * HEAD_DIM);
     let [mut q, mut o] = [outputs(), outputs()];
     for at in 0..2 {
@@ -152,12 +153,38 @@ fn check(pair: &CpuGpuPair, dtype: DType) {
     // A key halfway between two fp8 numbers may be rounded to either.
     pair.check("attention with scales of heads", &o, 2.0 * tolerance(DType::BF16));
 
-    let [mut q, mut unquantised] = [outputs(), outputs()];
+    let expected = unquantised(pair, dtype, &inputs);
+    pair.read_floats(&o).iter().for_each(|o| check_heads(o, &expected, VALUE_SCALES));
+}
+
+/// Returns the attention over keys and values that are not quantised.
+fn unquantised(pair: &CpuGpuPair, dtype: DType, inputs: &HeadScaleInputs) -> Vec<f32> {
+    let (backends, outputs) = (pair.backends(), || pair.poisoned(dtype, TOKENS, HEADS * HEAD_DIM));
+    let [mut q, mut o] = [outputs(), outputs()];
     let mut side = side(pair, &backends, 1, dtype);
-    side.store(&inputs, q.cpu_mut(), KvCacheScales::UNIT);
-    side.attend(&inputs, q.cpu(), unquantised.cpu_mut(), 1.0);
-    let [_, expected] = pair.read_floats(&unquantised);
-    pair.read_floats(&o).iter().for_each(|o| check_heads(o, &expected));
+    side.store(inputs, q.cpu_mut(), KvCacheScales::UNIT);
+    side.attend(inputs, q.cpu(), o.cpu_mut(), 1.0);
+    let [_, expected] = pair.read_floats(&o);
+    expected
+}
+
+/// With scales for OCP numbers up to 448, times the range factor of the device, no value is cut off, also in FNUZ,
+/// which ends at 240.
+#[test]
+fn values_up_to_the_maximum_of_ocp_are_kept() {
+    for pair in &pairs() {
+        let backends = pair.backends();
+        let scales = [1.0 / 440.0; KV_HEADS].map(|scale| scale * backends[0].fp8_range_factor());
+        let inputs = HeadScaleInputs::new(pair, DType::BF16, scales);
+        let outputs = || pair.poisoned(DType::BF16, TOKENS, HEADS * HEAD_DIM);
+        let [mut q, mut o] = [outputs(), outputs()];
+        let mut side = side(pair, &backends, 0, DType::F8E4M3);
+        let scales_of_heads = KvCacheScales::Heads((side.view)(&inputs.factors));
+        side.store(&inputs, q.gpu_mut(), scales_of_heads);
+        side.attend(&inputs, q.gpu(), o.gpu_mut(), KEY_SCALES[0]);
+        let [found, _] = pair.read_floats(&o);
+        check_heads(&found, &unquantised(pair, DType::BF16, &inputs), scales);
+    }
 }
 
 #[test]
