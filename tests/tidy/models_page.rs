@@ -10,7 +10,7 @@ use std::fmt::Write as _;
 const INTRODUCTION: &str = "# Models
 
 TL;DR: the architecture string in `config.json` decides whether a model is served. `hadron serve MODEL` takes a folder or a hub id;
-an unsupported architecture or field is rejected at start with its name. This page is generated from `models/src/support.rs`.
+an unsupported architecture or field is rejected at start with its name. This page is written by `tests/tidy/models_page.rs`, with the rows of `models/src/support.rs`.
 The endings `Model` and `ForSequenceClassification` of causal architectures are served by [pooling](embeddings.md).
 
 ```sh
@@ -31,14 +31,14 @@ const FORMATS: &str = "
 | FP8 e4m3, scales per block of 128 × 128 | `fp8` with `weight_block_size: [128, 128]`, also with `scale_fmt: ue8m0`; `compressed-tensors` with `strategy: block` | yes | yes | emulated |
 | FP8 e4m3, scales per output channel | `compressed-tensors` with `strategy: channel`; `modelopt` with `FP8_PER_CHANNEL_PER_TOKEN`, for all layers or, with `MIXED_PRECISION`, for those in `quantized_layers` | yes | yes | emulated |
 | FP8 e4m3, one scale per weight | `fp8` without `weight_block_size`; `compressed-tensors` with `strategy: tensor`; `modelopt` with `FP8`, for all layers or for those in `quantized_layers` | yes | yes | emulated |
-| MXFP4, experts of gpt-oss | `mxfp4` | dequantised to 16 bits (f32 with `--dtype float32`) when loaded | emulated: 4 bits in memory, decoded in kernels | emulated |
+| MXFP4, experts of gpt-oss | `mxfp4` | dequantised to 16 bits (f32 with `--dtype float32`) when loaded | yes: 4 bits in memory, decoded in kernels | emulated |
 
 ### Fields and scales of formats
 
 The column `config.json` names the `quant_method` of `quantization_config`; `hf_quant_config.json` of ModelOpt is read as well. `compressed-tensors` may have several
 groups, which select layers by name, regular expression or the class `Linear`. Scales of activations are dynamic, or static (`activation_scheme: static`, `dynamic: false`);
 static ones need weights with one scale, or with one per output channel. Of the static scales of a layer's experts, stored separately or in one tensor, the largest is used. Dynamic scales of weights with one scale are computed per token, or per 128 inputs of a token where cuBLASLt multiplies by block scales. GPUs quantise activations of more than 16 tokens; fewer tokens, most
-experts on NVIDIA GPUs, and the CPU multiply by dequantised weights. An FP8 KV cache (`--kv-cache-dtype fp8`) uses the stored scales `k_scale` and `v_scale`:
+experts on NVIDIA GPUs, and the CPU multiply by dequantised weights. An FP8 KV cache (`--kv-cache-dtype fp8`) uses the stored scales `k_scale` and `v_scale` (twice these on MI300X, whose FP8 numbers end at 240):
 one of each per layer, or one per KV head. The output projection includes the value scales; if they differ between heads, its static activation scales become dynamic, and weights with
 one scale per output channel, or with heads that are not a multiple of 128 channels, are dequantised on GPUs. Not read, and rejected with the name of the field: other algorithms of ModelOpt (`NVFP4`, `W4A16_AWQ`, …), also of a single layer in `quantized_layers`; GPTQ, AWQ, bitsandbytes and GGUF.
 

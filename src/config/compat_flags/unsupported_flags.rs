@@ -247,7 +247,7 @@ pub(crate) const UNSUPPORTED_FLAGS: &[UnsupportedFlags] = &[
     ),
     unsupported("metrics have vLLM's names", "metrics-sglang"),
     unsupported("all metrics are visible", "show-hidden-metrics-for-version"),
-    unsupported("graph replays are counted by hadron:graph_replays", "cudagraph-metrics"),
+    unsupported("graph replays are counted by hadron:graph_replays_total", "cudagraph-metrics"),
     unsupported("FLOPs per step are not estimated", "enable-mfu-metrics"),
     unsupported(
         "spans of modules are not exported; --profile records steps",
