@@ -5,6 +5,6 @@ set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 . "$here/server.sh"
 venv "$2" openai_sdk openai==3.52.0
-start_server "$1" "$2" --threads 1 --api-key sdk-key --max-num-queued-reqs 4 --shutdown-timeout 1s
+start_server "$1" "$2" --threads 1 --api-key sdk-key --max-num-queued-reqs 4 --shutdown-timeout 2s
 "$PYTHON" "$here/openai_sdk.py"
 wait "$SERVER"

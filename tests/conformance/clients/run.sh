@@ -29,12 +29,23 @@ if [ ${#tools[@]} -eq 0 ]; then
     done
 fi
 failed=()
+attempt() { # TOOL: runs it, and keeps its output in a file
+    "$here/$1" "$binary" "$folder" 2>&1 | tee "$folder/last_output.txt"
+}
 for tool in "${tools[@]}"; do
     echo "== $tool"
     begun=$SECONDS
     [ -x "$here/$tool" ] || tool=$tool.sh
     # Registries and machines may fail temporarily, so a tool is run again once if it fails.
-    "$here/$tool" "$binary" "$folder" || { echo "== $tool failed once"; "$here/$tool" "$binary" "$folder"; } || failed+=("$tool")
+    attempt "$tool" || { echo "== $tool failed once"; attempt "$tool"; } || {
+        failed+=("$tool")
+        cp "$folder/last_output.txt" "$folder/$tool.failed"
+    }
     echo "== $tool: $((SECONDS - begun)) s"
 done
-[ ${#failed[@]} -eq 0 ] || { echo "failed: ${failed[*]}"; exit 1; }
+# The reasons are the last lines, because the gate prints the end of its logs.
+for tool in "${failed[@]}"; do
+    echo "failed: $tool"
+    tail -n 12 "$folder/$tool.failed"
+done
+[ ${#failed[@]} -eq 0 ] || exit 1
