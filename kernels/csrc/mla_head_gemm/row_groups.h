@@ -22,6 +22,16 @@ DEV const half_t* inputs_of(const HeadRows& rows, u32 at) {
     return rows.x + (u64)token_of(rows, at) * rows.x_stride + strip_k();
 }
 
+// Stores outputs of a row of y. Lanes of rows after the last one store the same bits to the same address as the lane of
+// the last row: GPUs store them once. Lanes are threads on the emulator, which therefore stores them atomically.
+DEV void store_outputs(half_t* to, const half_x4& outputs) {
+#if DEV_EMU
+    __atomic_store_n((u64*)to, bits_as<u64>(outputs), __ATOMIC_RELAXED);
+#else
+    *(half_x4*)to = outputs;
+#endif
+}
+
 // Multiplies the group at row `at` of x, whose vectors are in `group`, by the strips of this warp, and stores the
 // outputs. LOADS: loads the vectors of the group at row `next` into the registers.
 template <bool LOADS = true>
@@ -39,7 +49,7 @@ DEV void multiply_group(u32x4 (&group)[PIECES], const HeadRows& rows, const Weig
     UNROLL for (u32 i = 0; i < OWN; ++i) {
         half_x4 outputs;
         UNROLL for (u32 e = 0; e < 4; ++e) outputs.v[e] = to_half(sums[i].v[e]);
-        if (STRIPS % OWN == 0 || strip + i < STRIPS) *(half_x4*)(to + (strip + i) * STRIP_ROWS) = outputs;
+        if (STRIPS % OWN == 0 || strip + i < STRIPS) store_outputs(to + (strip + i) * STRIP_ROWS, outputs);
     }
 }
 
