@@ -14,6 +14,7 @@ mod api_error;
 mod app;
 mod auth;
 mod client_socket;
+mod compaction_threshold;
 mod connection;
 mod context_overflow;
 mod conversations;

@@ -49,7 +49,7 @@ pub use reasoning::{
 pub use stop_strings::{StopMatcher, StopStrings};
 pub use strftime::strftime;
 pub use template::{
-    ChatInput, ChatTemplate, RenderedChat, RequestTemplateRenderer, TEMPLATE_BYTES_MAX,
+    ChatInput, ChatTemplate, HiddenChatField, RenderedChat, RequestTemplateRenderer, TEMPLATE_BYTES_MAX,
     serve_templates,
 };
 pub use text_memory::TEXT_MEMORY_DEFAULT;

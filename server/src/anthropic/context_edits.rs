@@ -1,10 +1,11 @@
 //! Context edits of Anthropic's API (`context_management`). Tool results and thinking blocks are cleared;
 //! compaction is accepted below its threshold, where it has no effect, and rejected above.
 
-use super::compaction::CompactionEdit;
+use super::compaction;
 use super::thinking_clearing::{AppliedThinkingClearing, ThinkingClearing};
 use super::tool_use_clearing::{AppliedToolUseClearing, PromptTokenCounter, ToolUseClearing};
 use crate::api_error::ApiError;
+use crate::compaction_threshold::CompactionThreshold;
 use crate::request_fields::{RequestFields, wrong_type};
 use crate::strict_json::JsonValue;
 use serde::Serialize;
@@ -29,7 +30,7 @@ pub(super) struct RequestedContextEdits {
 /// Context edit of a request.
 #[derive(Debug, PartialEq)]
 enum ContextEdit {
-    Compaction(CompactionEdit),
+    Compaction(CompactionThreshold),
     ToolUses(ToolUseClearing),
     Thinking(ThinkingClearing),
 }
@@ -117,7 +118,9 @@ impl RequestedContextEdits {
         context: usize,
     ) -> Result<(), ApiError> {
         self.edits.iter().try_for_each(|edit| match edit {
-            ContextEdit::Compaction(edit) => edit.check(messages, prompt, context),
+            ContextEdit::Compaction(threshold) => {
+                threshold.check(context, |maximum| prompt.count_up_to(messages, maximum))
+            }
             ContextEdit::ToolUses(_) | ContextEdit::Thinking(_) => Ok(()),
         })
     }
@@ -136,7 +139,7 @@ impl ContextEdit {
             return Ok(Self::Thinking(ThinkingClearing::take(kind, edit)?));
         }
         if kind.starts_with(COMPACT) {
-            return Ok(Self::Compaction(CompactionEdit::take(edit)?));
+            return Ok(Self::Compaction(compaction::take(edit)?));
         }
         let message = "context edits of this type are not supported";
         Err(ApiError::unsupported(edit.path("type"), message))
@@ -167,8 +170,12 @@ mod tests {
     struct ByteCounter;
 
     impl PromptTokenCounter for ByteCounter {
-        fn fits(&self, messages: &Value, tokens_max: usize) -> Result<bool, ApiError> {
-            Ok(self.count(messages)? <= tokens_max)
+        fn count_up_to(
+            &self,
+            messages: &Value,
+            maximum: usize,
+        ) -> Result<Option<usize>, ApiError> {
+            Ok(Some(self.count(messages)?).filter(|&count| count <= maximum))
         }
 
         fn count(&self, messages: &Value) -> Result<usize, ApiError> {

@@ -55,10 +55,10 @@ pub(super) struct AppliedToolUseClearing {
 
 /// Counts the tokens of the prompt for edited messages.
 pub(super) trait PromptTokenCounter {
-    /// Whether the prompt has at most `tokens_max` tokens.
+    /// Returns the number of tokens of the prompt; `None` if it has more than `maximum`.
     ///
     /// Errors: an error of the chat template.
-    fn fits(&self, messages: &Value, tokens_max: usize) -> Result<bool, ApiError>;
+    fn count_up_to(&self, messages: &Value, maximum: usize) -> Result<Option<usize>, ApiError>;
 
     /// Returns the number of tokens of the prompt.
     ///
@@ -76,7 +76,7 @@ impl ClearingTrigger {
     ) -> Result<bool, ApiError> {
         Ok(match *self {
             Self::ToolUses(count) => tool_results > count,
-            Self::InputTokens(tokens) => !prompt.fits(messages, tokens)?,
+            Self::InputTokens(tokens) => prompt.count_up_to(messages, tokens)?.is_none(),
         })
     }
 }

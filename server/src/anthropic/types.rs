@@ -6,7 +6,7 @@ use super::tool_use_clearing::PromptTokenCounter;
 use super::{service_fields, tools};
 use crate::api_error::ApiError;
 use crate::app::{AppState, ServingContext};
-use crate::openai::chat::generation_start::{prompt_fits, render};
+use crate::openai::chat::generation_start::{prompt_token_count, render};
 use crate::openai::chat::messages;
 use crate::openai::chat::tools::RequestTools;
 use crate::openai::chat::types::ChatCompletionRequest;
@@ -54,8 +54,8 @@ impl RenderedTokenCounter<'_> {
 }
 
 impl PromptTokenCounter for RenderedTokenCounter<'_> {
-    fn fits(&self, messages: &Value, tokens_max: usize) -> Result<bool, ApiError> {
-        prompt_fits(self.serving, self.with_messages(messages), tokens_max, "messages")
+    fn count_up_to(&self, messages: &Value, maximum: usize) -> Result<Option<usize>, ApiError> {
+        prompt_token_count(self.serving, self.with_messages(messages), maximum, "messages")
     }
 
     fn count(&self, messages: &Value) -> Result<usize, ApiError> {

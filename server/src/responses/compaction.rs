@@ -3,7 +3,8 @@
 
 use crate::api_error::ApiError;
 use crate::app::ServingContext;
-use crate::openai::chat::generation_start::prompt_fits;
+use crate::compaction_threshold::CompactionThreshold;
+use crate::openai::chat::generation_start::prompt_token_count;
 use crate::openai::chat::types::ChatCompletionRequest;
 use crate::request_fields::{RequestFields, wrong_type};
 use crate::strict_json::JsonValue;
@@ -12,76 +13,57 @@ use text::ChatInput;
 const NAME: &str = "context_management";
 const ENTRIES_MAX: usize = 64;
 
-/// Threshold above which a request asks for a summary of its conversation.
-#[derive(Debug, PartialEq)]
-pub(super) struct CompactionThreshold {
-    /// Path of the threshold in the request.
-    path: String,
-    tokens: usize,
+/// Removes `context_management` from `fields` and parses it; returns the smallest threshold. Records the field as
+/// having no effect if an entry has no threshold.
+///
+/// Errors: HTTP status 400 with the name of an invalid or unknown part.
+pub(super) fn take_threshold(
+    fields: &mut RequestFields,
+) -> Result<Option<CompactionThreshold>, ApiError> {
+    let list = match fields.take(NAME) {
+        None => return Ok(None),
+        Some(JsonValue::List(list)) if list.len() <= ENTRIES_MAX => list,
+        Some(JsonValue::List(list)) => {
+            let message = format!("at most {ENTRIES_MAX} entries, got {}", list.len());
+            return Err(ApiError::invalid(NAME, message));
+        }
+        Some(other) => return Err(wrong_type(NAME.to_owned(), "a list", &other)),
+    };
+    let mut smallest: Option<CompactionThreshold> = None;
+    for (index, entry) in list.into_iter().enumerate() {
+        let mut entry = RequestFields::of(format!("{NAME}[{index}]"), entry)?;
+        if entry.required_string("type")? != "compaction" {
+            return Err(ApiError::unsupported(entry.path("type"), "must be compaction"));
+        }
+        let path = entry.path("compact_threshold");
+        match entry.int("compact_threshold", 1..=i64::from(u32::MAX))? {
+            Some(tokens) => {
+                let threshold = CompactionThreshold { path, tokens: tokens as usize };
+                let is_smaller = |other: &CompactionThreshold| threshold.tokens < other.tokens;
+                if smallest.as_ref().is_none_or(is_smaller) {
+                    smallest = Some(threshold);
+                }
+            }
+            None => fields.accept_without_effect(NAME.to_owned()),
+        }
+        fields.accept_rest(&entry);
+    }
+    Ok(smallest)
 }
 
-impl CompactionThreshold {
-    /// Removes `context_management` from `fields` and parses it; returns the smallest threshold. Records the field as
-    /// having no effect if an entry has no threshold.
-    ///
-    /// Errors: HTTP status 400 with the name of an invalid or unknown part.
-    pub(super) fn take(fields: &mut RequestFields) -> Result<Option<Self>, ApiError> {
-        let list = match fields.take(NAME) {
-            None => return Ok(None),
-            Some(JsonValue::List(list)) if list.len() <= ENTRIES_MAX => list,
-            Some(JsonValue::List(list)) => {
-                let message = format!("at most {ENTRIES_MAX} entries, got {}", list.len());
-                return Err(ApiError::invalid(NAME, message));
-            }
-            Some(other) => return Err(wrong_type(NAME.to_owned(), "a list", &other)),
-        };
-        let mut smallest: Option<Self> = None;
-        for (index, entry) in list.into_iter().enumerate() {
-            let mut entry = RequestFields::of(format!("{NAME}[{index}]"), entry)?;
-            if entry.required_string("type")? != "compaction" {
-                return Err(ApiError::unsupported(entry.path("type"), "must be compaction"));
-            }
-            let path = entry.path("compact_threshold");
-            match entry.int("compact_threshold", 1..=i64::from(u32::MAX))? {
-                Some(tokens) => {
-                    let threshold = Self { path, tokens: tokens as usize };
-                    let is_smaller = |other: &Self| threshold.tokens < other.tokens;
-                    if smallest.as_ref().is_none_or(is_smaller) {
-                        smallest = Some(threshold);
-                    }
-                }
-                None => fields.accept_without_effect(NAME.to_owned()),
-            }
-            fields.accept_rest(&entry);
-        }
-        Ok(smallest)
-    }
-
-    /// Checks that the prompt of `request` does not exceed the threshold. Prompts that exceed the context length are left
-    /// to the check of the length, whose error clients recognise.
-    ///
-    /// Errors: HTTP status 400 with the name of the exceeded threshold; an error of the chat template.
-    pub(super) fn check(
-        &self,
-        serving: &ServingContext,
-        request: &ChatCompletionRequest,
-    ) -> Result<(), ApiError> {
-        let fits = |tokens_max: usize| {
-            let tools = request.tools.template_value.clone();
-            let input = ChatInput { tools, ..request.input.clone() };
-            prompt_fits(serving, input, tokens_max, request.prompt_field)
-        };
-        let context = serving.field_bounds.max_model_len as usize;
-        if self.tokens >= context || fits(self.tokens)? || !fits(context)? {
-            return Ok(());
-        }
-        let message = format!(
-            "the prompt exceeds these {} tokens, and this server writes no summaries: shorten the conversation or raise \
-             the threshold",
-            self.tokens
-        );
-        Err(ApiError::unsupported(self.path.clone(), message))
-    }
+/// Checks that the prompt of `request` does not exceed `threshold`.
+///
+/// Errors: HTTP status 400 with the name of the exceeded threshold; an error of the chat template.
+pub(super) fn check_threshold(
+    threshold: &CompactionThreshold,
+    serving: &ServingContext,
+    request: &ChatCompletionRequest,
+) -> Result<(), ApiError> {
+    threshold.check(serving.field_bounds.max_model_len as usize, |maximum| {
+        let tools = request.tools.template_value.clone();
+        let input = ChatInput { tools, ..request.input.clone() };
+        prompt_token_count(serving, input, maximum, request.prompt_field)
+    })
 }
 
 #[cfg(test)]
@@ -90,7 +72,7 @@ mod tests {
 
     fn taken(body: &str) -> Result<Option<CompactionThreshold>, ApiError> {
         let mut fields = RequestFields::of_body(JsonValue::parse(body.as_bytes()).unwrap())?;
-        CompactionThreshold::take(&mut fields)
+        take_threshold(&mut fields)
     }
 
     #[test]

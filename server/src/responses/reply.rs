@@ -1,5 +1,6 @@
 //! Response object of the Responses API, and non-streaming replies.
 
+use super::compaction::check_threshold;
 use super::item_scope::ItemIdScope;
 use super::items::{OutputItemIdGenerator, ResponseOutputItem, assistant_turn, of_message};
 use super::response_items::ResponseItems;
@@ -214,8 +215,8 @@ impl InferenceEndpoint for ResponsesReplyFormatter {
             Value::Array(messages) => place(messages),
             other => other,
         };
-        if let Some(compaction) = compaction {
-            compaction.check(serving, &request)?;
+        if let Some(threshold) = compaction {
+            check_threshold(&threshold, serving, &request)?;
         }
         let started = start(app, serving, request, headers, permit)?;
         let StartedGeneration { generation, model, request_id, params, tool_call_ids, .. } =

@@ -8,7 +8,7 @@
 
 use crate::api_error::ApiError;
 use crate::app::ServingContext;
-use crate::openai::chat::generation_start::prompt_fits;
+use crate::openai::chat::generation_start::prompt_token_count;
 use crate::openai::chat::types::ChatCompletionRequest;
 use serde_json::Value;
 use std::collections::HashMap;
@@ -44,7 +44,8 @@ pub(super) fn truncate(
             tools: request.tools.template_value.clone(),
             ..request.input.clone()
         };
-        prompt_fits(serving, input, tokens_max, request.prompt_field)
+        let count = prompt_token_count(serving, input, tokens_max, request.prompt_field)?;
+        Ok(count.is_some())
     })?;
     Ok(place(order.remaining(messages, dropped)))
 }

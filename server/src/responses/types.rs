@@ -1,6 +1,7 @@
 //! Parses and validates the fields of a Responses request.
 
-use super::compaction::CompactionThreshold;
+use super::compaction::take_threshold;
+use crate::compaction_threshold::CompactionThreshold;
 use super::request_context::ResponsesRequestContext;
 use super::service_fields::{self, no_logprobs};
 use super::stored_context::StoredContextReader;
@@ -65,7 +66,7 @@ pub(super) fn take(
     let mut echoed_fields = Map::new();
     reject_unsupported(fields)?;
     service_fields::take(fields)?;
-    let compaction = CompactionThreshold::take(fields)?;
+    let compaction = take_threshold(fields)?;
     let delivery = ResponseOptions::take(fields)?;
     delivery.echo(&mut echoed_fields);
     let ResponseTextConfig { constraint, echoed } = ResponseTextConfig::take(fields)?;

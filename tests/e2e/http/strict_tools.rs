@@ -4,7 +4,7 @@
 use crate::http_client::{HttpClient, HttpReply};
 use crate::test_server::{ServerSetup, TestServer};
 use serde_json::{Value, json};
-use text::ToolCallSyntax;
+use text::{ReasoningFamily, ToolCallSyntax};
 
 const CHAT: &str = "/v1/chat/completions";
 const IGNORED: &str = "x-hadron-ignored-fields";
@@ -139,6 +139,30 @@ fn hidden_fields_are_named_in_every_conversation_api() {
     let reply = client.post(CHAT, &body(&chat));
     let named = Some("user, documents, reasoning_effort");
     assert_eq!((reply.status, reply.header(IGNORED)), (200, named));
+}
+
+#[test]
+fn disabled_thinking_is_named_if_no_template_reads_it() {
+    let thinking = |kind: &str| {
+        let user = json!({"role": "user", "content": "hi"});
+        json!({"max_tokens": 2, "messages": [user], "thinking": {"type": kind}})
+    };
+    let fixed = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}";
+    let switched = "{% if enable_thinking %}<think>{% endif %}{{ messages[0].content }}";
+    let reasoning = Some(ReasoningFamily::Qwen3);
+    for (template, reasoning, ignored) in [
+        (fixed, reasoning, Some("thinking.type")),
+        (switched, reasoning, None),
+        (fixed, None, None),
+    ] {
+        let parsers = (None, reasoning);
+        let server = TestServer::start(&ServerSetup { parsers, ..setup(Some(template)) });
+        let mut client = HttpClient::connect(server.address);
+        for (kind, ignored) in [("disabled", ignored), ("adaptive", None)] {
+            let reply = client.post("/v1/messages", &thinking(kind));
+            assert_eq!((reply.status, reply.header(IGNORED)), (200, ignored), "{kind} {template}");
+        }
+    }
 }
 
 #[test]

@@ -14,6 +14,7 @@ mod child;
 mod context;
 mod conversation;
 mod engine;
+mod hidden_field;
 mod inline_system;
 mod message;
 mod model_template;
@@ -22,6 +23,7 @@ mod source;
 mod trial;
 
 pub use child::serve as serve_templates;
+pub use hidden_field::HiddenChatField;
 pub use request_template::RequestTemplateRenderer;
 
 use super::error::{TextError, TextLoadError};
@@ -31,7 +33,6 @@ use engine::NamedTemplateSet;
 use model_template::AnalysedTemplate;
 use serde_json::{Map, Value};
 use source::{DEFAULT_NAME, TemplateSource};
-use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::path::Path;
 
@@ -40,9 +41,6 @@ pub const TEMPLATE_BYTES_MAX: usize = 1 << 20;
 
 /// Name of the template for conversations with tools.
 const TOOL_USE_NAME: &str = "tool_use";
-
-/// Request field with variables of the template.
-const KWARGS: &str = "chat_template_kwargs";
 
 /// Template variable that contains the reasoning effort of a request.
 const REASONING_EFFORT: &str = "reasoning_effort";
@@ -164,9 +162,8 @@ impl ChatTemplate {
         self.templates.len() > 1 && self.templates.contains_key(name)
     }
 
-    /// Returns the names of the fields of a conversation that the template does not read: the tool definitions,
-    /// the tool calls in messages, the documents, the reasoning effort, and `chat_template_kwargs` by key.
-    pub fn hidden_fields(&self, input: &ChatInput, has_tools: bool) -> Vec<Cow<'static, str>> {
+    /// Returns the fields of a conversation that the template does not read.
+    pub fn hidden_fields(&self, input: &ChatInput, has_tools: bool) -> Vec<HiddenChatField> {
         let name = input.template.as_deref();
         if name.is_some_and(|name| !self.has_named(name)) {
             return Vec::new();
@@ -176,19 +173,19 @@ impl ChatTemplate {
         let has_calls = messages.any(|message| message.get("tool_calls").is_some());
         let mut hidden = Vec::new();
         if has_tools && !template.shows_tools() {
-            hidden.push(Cow::Borrowed("tools"));
+            hidden.push(HiddenChatField::Tools);
         }
         if has_calls && !template.shows_calls(has_tools) {
-            hidden.push(Cow::Borrowed("messages.tool_calls"));
+            hidden.push(HiddenChatField::ToolCalls);
         }
         let has_documents = input.documents.as_array().is_some_and(|list| !list.is_empty());
         if has_documents && !template.has_variable("documents") {
-            hidden.push(Cow::Borrowed("documents"));
+            hidden.push(HiddenChatField::Documents);
         }
         let unread = input.kwargs.keys().filter(|name| !template.has_variable(name));
         hidden.extend(unread.map(|name| match name.as_str() {
-            REASONING_EFFORT => Cow::Borrowed(REASONING_EFFORT),
-            name => Cow::Owned(format!("{KWARGS}.{name}")),
+            REASONING_EFFORT => HiddenChatField::ReasoningEffort,
+            name => HiddenChatField::TemplateVariable(name.to_owned()),
         }));
         hidden
     }

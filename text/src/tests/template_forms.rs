@@ -4,7 +4,7 @@
 use serde_json::{Value, json};
 
 use super::{byte_level, load, write};
-use crate::{ChatInput, ChatTemplate, TextError, Tokenizer};
+use crate::{ChatInput, ChatTemplate, HiddenChatField, TextError, Tokenizer};
 
 fn compile(template: &str) -> (Tokenizer, ChatTemplate) {
     let (dir, tokenizer) = load(&byte_level());
@@ -239,7 +239,7 @@ fn fields_that_the_template_hides_are_named() {
     };
     let calls = with_call(&json!(""), &json!("{}"));
     let plain = of_roles(ALL, PLAIN);
-    assert_eq!(hidden(&plain, calls.clone(), true), ["tools", "messages.tool_calls"]);
+    assert_eq!(hidden(&plain, calls.clone(), true), [HiddenChatField::Tools, HiddenChatField::ToolCalls]);
     assert!(hidden(&plain, json!([]), false).is_empty());
     let all = format!("{{{{ tools|tojson }}}}{}", of_calls("{{ c.function.arguments|tojson }}"));
     assert!(hidden(&all, calls, true).is_empty());
@@ -254,8 +254,8 @@ fn documents_and_effort_are_hidden_from_templates_without_them() {
     };
     let documents = json!([{"text": "d"}]);
     let others = "documents {{ messages.documents }}{# reasoning_effort #}";
-    assert_eq!(hidden(others, documents.clone()), ["documents", "reasoning_effort"]);
-    assert_eq!(hidden(others, json!([])), ["reasoning_effort"]);
+    assert_eq!(hidden(others, documents.clone()), [HiddenChatField::Documents, HiddenChatField::ReasoningEffort]);
+    assert_eq!(hidden(others, json!([])), [HiddenChatField::ReasoningEffort]);
     let read = "{% for d in documents %}{{ d.text }}{% endfor %}{{ reasoning_effort }}";
     assert!(hidden(read, documents).is_empty());
 }
@@ -267,11 +267,10 @@ fn unread_template_variables_are_named() {
         input.kwargs.insert(name.to_owned(), json!(true));
     }
     let hidden = |template: &str| compile(template).1.hidden_fields(&input, false);
-    assert_eq!(hidden("{{ enable_thinking }}"), ["chat_template_kwargs.preserve_thinking"]);
-    assert_eq!(
-        hidden("{{ messages.enable_thinking }}"),
-        ["chat_template_kwargs.enable_thinking", "chat_template_kwargs.preserve_thinking"]
-    );
+    let variable = |name: &str| HiddenChatField::TemplateVariable(name.to_owned());
+    assert_eq!(hidden("{{ enable_thinking }}"), [variable("preserve_thinking")]);
+    let both = [variable("enable_thinking"), variable("preserve_thinking")];
+    assert_eq!(hidden("{{ messages.enable_thinking }}"), both);
 }
 
 #[test]

@@ -21,7 +21,7 @@ use crate::openai::thinking_budget::{OutputStartState, RequestedThinkingBudget};
 use crate::request_ids::ToolCallIdGenerator;
 use engine::AdmissionPermit;
 use grammar::{GrammarSpec, OutputConstraint};
-pub(crate) use prompt_rendering::{RenderedPrompt, prompt_fits, render, render_text};
+pub(crate) use prompt_rendering::{RenderedPrompt, prompt_token_count, render, render_text};
 use prompt_rendering::{template, tokenise};
 use protocol::Token;
 use std::sync::Arc;

@@ -6,7 +6,7 @@ use crate::api_error::ApiError;
 use crate::app::{AppState, ServingContext};
 use crate::ignored_parts::IgnoredRequestParts;
 use crate::request_fields::printable;
-use std::borrow::Cow;
+use text::HiddenChatField;
 
 /// Adds the names of request values without effect to `ignored`.
 ///
@@ -19,18 +19,9 @@ pub(crate) fn report_ignored(
     ignored: &mut Vec<String>,
 ) -> Result<(), ApiError> {
     let mut hints = IgnoredRequestParts::default();
-    for name in hidden_fields(serving, request) {
-        // Agents send an effort and template variables for every model, so strict servers accept them too.
-        if name == "reasoning_effort" {
-            hints.add(request.effort_field);
-            continue;
-        }
-        if name.starts_with("chat_template_kwargs.") {
-            hints.add(printable(&name));
-            continue;
-        }
-        let name = name.replacen("messages", request.prompt_field, 1);
-        if app.options.strict_fields {
+    for field in hidden_fields(serving, request) {
+        let name = name_of(&field, request);
+        if app.options.strict_fields && !is_sent_to_every_model(&field) {
             return Err(ApiError::unsupported(name, "the chat template does not show it"));
         }
         hints.add(name);
@@ -53,12 +44,30 @@ pub(super) fn enforces_strict_tools(
     tools.must_call() || is_free && serving.parsers.tool_call_syntax.is_some()
 }
 
-/// Returns the names of fields in the request that the model's chat template does not show. A template sent
+/// Returns the name of `field` in errors and headers of the request's API.
+fn name_of(field: &HiddenChatField, request: &ChatCompletionRequest) -> String {
+    match field {
+        HiddenChatField::Tools => "tools".to_owned(),
+        HiddenChatField::ToolCalls => format!("{}.tool_calls", request.prompt_field),
+        HiddenChatField::Documents => "documents".to_owned(),
+        HiddenChatField::ReasoningEffort => request.effort_field.to_owned(),
+        HiddenChatField::TemplateVariable(name) => {
+            printable(&format!("chat_template_kwargs.{name}"))
+        }
+    }
+}
+
+/// Whether agents send `field` whatever the model is; strict servers therefore accept it too.
+fn is_sent_to_every_model(field: &HiddenChatField) -> bool {
+    matches!(field, HiddenChatField::ReasoningEffort | HiddenChatField::TemplateVariable(_))
+}
+
+/// Returns the fields in the request that the model's chat template does not show. A template sent
 /// in the request is not inspected.
 fn hidden_fields(
     serving: &ServingContext,
     request: &ChatCompletionRequest,
-) -> Vec<Cow<'static, str>> {
+) -> Vec<HiddenChatField> {
     let has_tools = !request.tools.definitions.is_empty();
     let template = serving.template.as_ref();
     template.map_or_else(Vec::new, |template| template.hidden_fields(&request.input, has_tools))

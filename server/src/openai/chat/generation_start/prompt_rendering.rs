@@ -30,21 +30,23 @@ pub(crate) fn render(
     tokenise(serving, &template(serving, input, field)?, add_special_tokens, field)
 }
 
-/// Whether the prompt of a conversation has at most `tokens_max` tokens. `field` is the field name in errors.
+/// Returns the number of tokens in the prompt of a conversation; `None` if it has more than `tokens_max`. `field` is the
+/// field name in errors.
 ///
 /// Errors: the errors of `render`.
-pub(crate) fn prompt_fits(
+pub(crate) fn prompt_token_count(
     serving: &ServingContext,
     input: ChatInput,
     tokens_max: usize,
     field: &str,
-) -> Result<bool, ApiError> {
+) -> Result<Option<usize>, ApiError> {
     let rendered = template(serving, input, field)?;
     // The lower bound avoids tokenising a text that is far too long.
     if serving.tokenizer.min_token_count(&rendered.text) > tokens_max {
-        return Ok(false);
+        return Ok(None);
     }
-    Ok(tokenise(serving, &rendered, false, field)?.ids.len() <= tokens_max)
+    let count = tokenise(serving, &rendered, false, field)?.ids.len();
+    Ok(Some(count).filter(|&count| count <= tokens_max))
 }
 
 /// Renders a conversation to the text of its prompt. `field` is the field name in errors.
