@@ -49,8 +49,8 @@ pub use reasoning::{
 pub use stop_strings::{StopMatcher, StopStrings};
 pub use strftime::strftime;
 pub use template::{
-    ChatInput, ChatTemplate, HiddenChatField, RenderedChat, RequestTemplateRenderer, TEMPLATE_BYTES_MAX,
-    serve_templates,
+    ChatInput, ChatTemplate, HiddenChatField, RenderedChat, RequestTemplateRenderer,
+    TEMPLATE_BYTES_MAX, serve_templates,
 };
 pub use text_memory::TEXT_MEMORY_DEFAULT;
 pub use tokenizer::Tokenizer;

@@ -47,7 +47,7 @@ impl GatedDeltaConfig {
         architecture: ModelArchitecture,
         layers: usize,
     ) -> Result<Option<Self>, ModelConfigError> {
-        if !architecture.has_gated_delta() {
+        if !architecture.traits().has_gated_delta {
             return Ok(None);
         }
         let size = |field: &str, absent: usize| {
@@ -123,20 +123,6 @@ impl GatedDeltaConfig {
         let value = self.heads_per_key() * self.value_dim;
         [(0, key), (keys, key), (2 * keys, value)]
             .map(|(first, each)| first + heads.start * each..first + heads.end * each)
-    }
-}
-
-impl ModelArchitecture {
-    /// Whether the architecture has gated delta net layers.
-    pub(crate) const fn has_gated_delta(self) -> bool {
-        matches!(
-            self,
-            Self::Qwen3Next
-                | Self::Qwen35
-                | Self::Qwen35Moe
-                | Self::Qwen35Multimodal
-                | Self::Qwen35MoeMultimodal
-        )
     }
 }
 

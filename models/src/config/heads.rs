@@ -26,7 +26,7 @@ pub(super) fn gqa_heads(
     hidden: usize,
 ) -> Result<HeadCounts, ModelConfigError> {
     let query = fields.size("num_attention_heads", WIDTH_LIMIT)?;
-    let absent = absent_kv_heads(architecture).filter(|_| !fields.is_null(KV_HEADS));
+    let absent = architecture.traits().kv_heads_default.filter(|_| !fields.is_null(KV_HEADS));
     let key_value = fields.size_or_none(KV_HEADS, WIDTH_LIMIT)?.or(absent).unwrap_or(query);
     if !query.is_multiple_of(key_value) {
         let detail = format!("{key_value} does not divide num_attention_heads {query}");
@@ -47,48 +47,12 @@ pub(super) fn gqa_heads(
     Ok(HeadCounts { query, key_value, dim })
 }
 
-/// Number of KV heads of configurations without the field `num_key_value_heads` (transformers
-/// `configuration_*.py`); `None` = the number of query heads. A field with the value null also means the
-/// number of query heads.
-const fn absent_kv_heads(architecture: ModelArchitecture) -> Option<usize> {
-    match architecture {
-        ModelArchitecture::Qwen2 | ModelArchitecture::Qwen3 | ModelArchitecture::Qwen3Vl => {
-            Some(32)
-        }
-        ModelArchitecture::Qwen2Moe | ModelArchitecture::Qwen3VlMoe => Some(16),
-        ModelArchitecture::Mistral
-        | ModelArchitecture::Mistral3
-        | ModelArchitecture::Ministral3
-        | ModelArchitecture::Mixtral
-        | ModelArchitecture::SeedOss
-        | ModelArchitecture::GptOss => Some(8),
-        ModelArchitecture::Qwen3Moe
-        | ModelArchitecture::SmolLm3
-        | ModelArchitecture::Qwen35
-        | ModelArchitecture::Qwen35Multimodal => Some(4),
-        ModelArchitecture::Qwen3Next
-        | ModelArchitecture::Qwen35Moe
-        | ModelArchitecture::Qwen35MoeMultimodal => Some(2),
-        _ => None,
-    }
-}
-
 /// Number of channels per head of configurations without the field `head_dim` (transformers
 /// `configuration_*.py`); `None` = the hidden size divided by the number of query heads. A field with the
 /// value null also means this quotient.
 fn absent_head_dim(fields: &JsonFields, architecture: ModelArchitecture) -> Option<usize> {
-    if architecture == ModelArchitecture::GptOss {
-        return Some(64);
-    }
-    if architecture.has_gated_delta() {
-        return Some(256);
-    }
-    let is_128 = matches!(
-        architecture,
-        ModelArchitecture::Qwen3 | ModelArchitecture::Qwen3Vl | ModelArchitecture::SeedOss
-    );
     let is_ministral3 = AttentionTemperatureConfig::applies(fields, architecture);
-    (is_128 || is_ministral3).then_some(128)
+    architecture.traits().head_dim_default.or(is_ministral3.then_some(128))
 }
 
 /// Reads the heads of MLA, where every query head has its own key and value.

@@ -1,8 +1,8 @@
 //! Parser of the layers with a sliding window, which attend to the last keys of the context only. The rules are
 //! those of transformers `configuration_*.py`.
 
+use super::architecture_traits::WindowedLayerRule;
 use super::json_fields::JsonFields;
-use super::layer_rope::has_layer_types;
 use super::parse_config::{LAYER_LIMIT, POSITION_LIMIT};
 use super::{
     AttentionTemperatureConfig, ModelArchitecture, ModelConfig, ModelConfigError, RopeConfig,
@@ -42,7 +42,7 @@ impl LayerAttentionConfig {
             return Err(fields.unsupported(WINDOW, &why));
         };
         let read = || RopeConfig::read_windowed(fields, architecture, config.max_positions);
-        let rope = has_layer_types(architecture).then(read).transpose()?;
+        let rope = architecture.traits().has_rope_by_layer_type.then(read).transpose()?;
         // A window at least as long as the context has no effect.
         let has_effect = window < config.context_max() || rope.is_some();
         Ok(has_effect.then_some(Self { window, windowed, rope }))
@@ -60,15 +60,7 @@ fn window(
     fields: &JsonFields,
     architecture: ModelArchitecture,
 ) -> Result<Option<usize>, ModelConfigError> {
-    let has_switch = matches!(
-        architecture,
-        ModelArchitecture::Qwen2
-            | ModelArchitecture::Qwen2Moe
-            | ModelArchitecture::Qwen3
-            | ModelArchitecture::Qwen3Moe
-            | ModelArchitecture::SmolLm3
-    );
-    if has_switch && !fields.flag("use_sliding_window", false)? {
+    if architecture.traits().has_window_switch && !fields.flag("use_sliding_window", false)? {
         return Ok(None);
     }
     let absent = absent_window(fields, architecture).filter(|_| !fields.is_null(WINDOW));
@@ -77,20 +69,8 @@ fn window(
 
 /// Window of configurations without the field `sliding_window`. The value null means no window.
 fn absent_window(fields: &JsonFields, architecture: ModelArchitecture) -> Option<usize> {
-    if architecture == ModelArchitecture::GptOss {
-        return Some(128);
-    }
-    let has_window = match architecture {
-        ModelArchitecture::Mistral3 => !AttentionTemperatureConfig::applies(fields, architecture),
-        ModelArchitecture::Mistral
-        | ModelArchitecture::Qwen2
-        | ModelArchitecture::Qwen2Moe
-        | ModelArchitecture::Qwen3
-        | ModelArchitecture::Qwen3Moe
-        | ModelArchitecture::Olmo3 => true,
-        _ => false,
-    };
-    has_window.then_some(4096)
+    let is_ministral3 = AttentionTemperatureConfig::applies(fields, architecture);
+    architecture.traits().window_default.filter(|_| !is_ministral3)
 }
 
 /// Reads for each layer whether it has the window `window`; the result may be empty if no layer has one.
@@ -99,56 +79,52 @@ fn windowed_layers(
     config: &ModelConfig,
     window: Option<usize>,
 ) -> Result<Vec<bool>, ModelConfigError> {
-    let layers = 0..config.layers;
     if config.gated_delta.is_some() {
         return Ok(Vec::new()); // Their layer types are read by `GatedDeltaConfig`.
     }
     let listed = listed_layers(fields, config)?;
-    Ok(match config.architecture {
-        ModelArchitecture::Llama
-        | ModelArchitecture::Granite
-        | ModelArchitecture::GraniteMoeHybrid
-        | ModelArchitecture::Olmo2
-        | ModelArchitecture::SeedOss
-        | ModelArchitecture::Qwen3Vl
-        | ModelArchitecture::Qwen3VlMoe
-        | ModelArchitecture::DeepseekV2
-        | ModelArchitecture::DeepseekV3
-        | ModelArchitecture::Qwen3Next
-        | ModelArchitecture::Qwen35
-        | ModelArchitecture::Qwen35Multimodal
-        | ModelArchitecture::Qwen35Moe
-        | ModelArchitecture::Qwen35MoeMultimodal
-        | ModelArchitecture::LlamaEagle3 => equal_layers(fields, config, listed, None)?,
-        ModelArchitecture::Mistral
-        | ModelArchitecture::Mistral3
-        | ModelArchitecture::Ministral3
-        | ModelArchitecture::Mixtral
-        | ModelArchitecture::Qwen3Moe
-        | ModelArchitecture::Phi3 => equal_layers(fields, config, listed, window)?,
-        ModelArchitecture::Gemma3 | ModelArchitecture::Gemma3Multimodal => match listed {
-            Some(listed) => listed,
-            None => gemma3_layers(fields, config.layers)?,
-        },
-        ModelArchitecture::GptOss => {
-            listed.unwrap_or_else(|| layers.map(|i| i.is_multiple_of(2)).collect())
+    let rule = config.architecture.traits().windowed_layers;
+    match rule {
+        WindowedLayerRule::Absent => return equal_layers(fields, config, listed, None),
+        WindowedLayerRule::All => return equal_layers(fields, config, listed, window),
+        _ => {}
+    }
+    if rule == WindowedLayerRule::ExceptEveryNth
+        && let Some(listed) = listed
+    {
+        return Ok(listed); // The pattern is read only if there is no list.
+    }
+    let by_rule = layers_of_rule(fields, config, rule, window)?;
+    Ok(listed.unwrap_or(by_rule))
+}
+
+/// Layers that have the window `window` by the rule of the architecture.
+fn layers_of_rule(
+    fields: &JsonFields,
+    config: &ModelConfig,
+    rule: WindowedLayerRule,
+    window: Option<usize>,
+) -> Result<Vec<bool>, ModelConfigError> {
+    let layers = 0..config.layers;
+    Ok(match rule {
+        WindowedLayerRule::Absent => vec![false; config.layers],
+        WindowedLayerRule::All => vec![window.is_some(); config.layers],
+        WindowedLayerRule::Even => layers.map(|i| i.is_multiple_of(2)).collect(),
+        WindowedLayerRule::ExceptEveryFourth => {
+            layers.map(|i| !(i + 1).is_multiple_of(4)).collect()
         }
-        ModelArchitecture::Olmo3 => {
-            listed.unwrap_or_else(|| layers.map(|i| !(i + 1).is_multiple_of(4)).collect())
-        }
-        ModelArchitecture::Qwen2 | ModelArchitecture::Qwen3 => {
+        WindowedLayerRule::ExceptEveryNth => gemma3_layers(fields, config.layers)?,
+        WindowedLayerRule::FromIndex => {
             let from = max_window_layers(fields)?;
-            listed.unwrap_or_else(|| layers.map(|i| window.is_some() && i as f64 >= from).collect())
+            layers.map(|i| window.is_some() && i as f64 >= from).collect()
         }
-        ModelArchitecture::Qwen2Moe => {
+        WindowedLayerRule::EvenBelowIndex => {
             let below = max_window_layers(fields)?;
             let is_used = fields.flag("use_sliding_window", false)?;
-            let is_windowed = |i: usize| is_used && i.is_multiple_of(2) && (i as f64) < below;
-            listed.unwrap_or_else(|| layers.map(is_windowed).collect())
+            layers.map(|i| is_used && i.is_multiple_of(2) && (i as f64) < below).collect()
         }
-        ModelArchitecture::SmolLm3 => {
-            let is_windowed = |i| window.is_some() && config.nope_layers.contains(&i);
-            listed.unwrap_or_else(|| layers.map(is_windowed).collect())
+        WindowedLayerRule::WithoutRope => {
+            layers.map(|i| window.is_some() && config.nope_layers.contains(&i)).collect()
         }
     })
 }

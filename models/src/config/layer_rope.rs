@@ -29,9 +29,10 @@ impl RopeSource {
         architecture: ModelArchitecture,
     ) -> Result<Self, ModelConfigError> {
         let new = fields.object(NEW_FORM)?;
-        let new = if has_layer_types(architecture) { of_type(new, FULL)? } else { new };
+        let new =
+            if architecture.traits().has_rope_by_layer_type { of_type(new, FULL)? } else { new };
         let old = fields.object(OLD_FORM)?;
-        let default_theta = default_theta(architecture);
+        let default_theta = architecture.traits().rope_theta_default;
         Ok(Self { new, old, theta_field: "rope_theta", default_theta })
     }
 
@@ -45,7 +46,7 @@ impl RopeSource {
             let (theta_field, default_theta) = (LOCAL_THETA, 10_000.0);
             return Ok(Self { new, old: None, theta_field, default_theta });
         }
-        let (theta_field, default_theta) = ("rope_theta", default_theta(architecture));
+        let (theta_field, default_theta) = ("rope_theta", architecture.traits().rope_theta_default);
         let theta = fields.positive_or_none(theta_field)?;
         let has_theta = new.as_ref().is_some_and(|map| map.value(theta_field).is_some());
         if !has_theta && theta.is_some_and(|theta| theta.to_bits() != default_theta.to_bits()) {
@@ -56,27 +57,6 @@ impl RopeSource {
             return Err(fields.unsupported(theta_field, &why));
         }
         Ok(Self { new, old: None, theta_field, default_theta })
-    }
-}
-
-/// Whether the architecture stores RoPE settings by layer type.
-pub(super) const fn has_layer_types(architecture: ModelArchitecture) -> bool {
-    matches!(architecture, ModelArchitecture::Olmo3) || architecture.is_gemma3()
-}
-
-/// Base of the rotation frequencies if the configuration does not define one (`default_theta` in
-/// transformers).
-const fn default_theta(architecture: ModelArchitecture) -> f64 {
-    match architecture {
-        ModelArchitecture::Mixtral
-        | ModelArchitecture::Gemma3
-        | ModelArchitecture::Gemma3Multimodal => 1_000_000.0,
-        ModelArchitecture::SmolLm3 => 2_000_000.0,
-        ModelArchitecture::GptOss => 150_000.0,
-        ModelArchitecture::Olmo3 | ModelArchitecture::Qwen3Vl | ModelArchitecture::Qwen3VlMoe => {
-            500_000.0
-        }
-        _ => 10_000.0,
     }
 }
 

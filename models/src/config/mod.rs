@@ -4,6 +4,7 @@
 //! and the field: if a feature were ignored silently, the model would generate fluent but wrong text.
 
 mod architecture;
+mod architecture_traits;
 mod config_overrides;
 #[cfg(test)]
 mod deepseek_tests;
@@ -52,6 +53,7 @@ pub use quantization::{
 pub use rope::{RopeConfig, RopeScaling};
 pub use temperature::AttentionTemperatureConfig;
 
+use self::architecture_traits::{ArchitectureTraits, QkNormKind};
 use crate::weights::RotaryRowOrder;
 use ops::{ExpertGroups, GateActivation, RouterScoreFunction};
 use serde_json::{Map, Value};
@@ -255,18 +257,14 @@ impl ModelConfig {
         parse_config::config(&fields, GenerationConfig::default())
     }
 
+    const fn traits(&self) -> &'static ArchitectureTraits {
+        self.architecture.traits()
+    }
+
     /// Whether queries and keys have an RMS norm per head before RoPE.
     #[must_use]
     pub fn qk_norm(&self) -> bool {
-        matches!(
-            self.architecture,
-            ModelArchitecture::Qwen3
-                | ModelArchitecture::Qwen3Moe
-                | ModelArchitecture::Qwen3Vl
-                | ModelArchitecture::Qwen3VlMoe
-                | ModelArchitecture::Gemma3
-                | ModelArchitecture::Gemma3Multimodal
-        ) || self.gated_delta.is_some()
+        self.traits().qk_norm == QkNormKind::PerHead
     }
 
     /// Whether each query head has a gate: the attention output is multiplied by the sigmoid of the gate.
@@ -284,43 +282,32 @@ impl ModelConfig {
     /// Whether all query heads together, and all key heads together, have an RMS norm before RoPE.
     #[must_use]
     pub fn full_qk_norm(&self) -> bool {
-        matches!(self.architecture, ModelArchitecture::Olmo2 | ModelArchitecture::Olmo3)
+        self.traits().qk_norm == QkNormKind::AllHeads
     }
 
     /// Placement of the RMS norms of decoder layers.
     #[must_use]
     pub fn norm_placement(&self) -> NormPlacement {
-        match self.architecture {
-            ModelArchitecture::Olmo2 | ModelArchitecture::Olmo3 => NormPlacement::Output,
-            ModelArchitecture::Gemma3 | ModelArchitecture::Gemma3Multimodal => NormPlacement::Both,
-            _ => NormPlacement::Input,
-        }
+        self.traits().norm_placement
     }
 
     /// Meaning of the stored weights of all RMS norms.
     #[must_use]
     pub fn norm_weights(&self) -> NormWeightKind {
-        match self.architecture {
-            ModelArchitecture::Gemma3 | ModelArchitecture::Gemma3Multimodal => {
-                NormWeightKind::ZeroCentred
-            }
-            _ if self.gated_delta.is_some() => NormWeightKind::ZeroCentred,
-            ModelArchitecture::GptOss => NormWeightKind::Unrounded,
-            _ => NormWeightKind::Standard,
-        }
+        self.traits().norm_weights
     }
 
     /// Whether each query head has an attention sink: a learned score that joins the denominator of the softmax
     /// (arXiv 2309.17453; transformers `modeling_gpt_oss.py`).
     #[must_use]
     pub fn has_sinks(&self) -> bool {
-        self.architecture == ModelArchitecture::GptOss
+        self.traits().has_sinks
     }
 
     /// Activation of the dense gated MLPs.
     #[must_use]
     pub fn gate_activation(&self) -> GateActivation {
-        if self.architecture.is_gemma3() { GateActivation::GeluTanh } else { GateActivation::Silu }
+        self.traits().gate_activation
     }
 
     /// Number of keys to which a query of decoder layer `i` attends, including the key of its own position;

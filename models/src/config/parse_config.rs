@@ -4,6 +4,7 @@
 //! The size limits of fields are far above the values of every published model, but low enough that products
 //! of a few fields do not overflow u64 for any input.
 
+use super::architecture_traits::AttentionBiasRule;
 use super::gemma3::{self, logit_softcap};
 use super::heads::{HeadCounts, gqa_heads, mla_heads};
 use super::json_fields::JsonFields;
@@ -64,7 +65,7 @@ pub(super) fn config(
         max_positions,
         // If a checkpoint has no LM head, the model is treated as tied, so that no memory is allocated for an
         // LM head.
-        tied: fields.flag("tie_word_embeddings", architecture.ties_by_default())?
+        tied: fields.flag("tie_word_embeddings", architecture.traits().ties_by_default)?
             || !head.has_lm_head(),
         head,
         qkv_bias,
@@ -125,20 +126,8 @@ fn reject_unsupported(
     if !fields.flag("is_causal", true)? {
         return Err(fields.unsupported("is_causal", "bidirectional attention is not"));
     }
-    let fixed = matches!(
-        architecture,
-        ModelArchitecture::Mistral
-            | ModelArchitecture::Mistral3
-            | ModelArchitecture::Ministral3
-            | ModelArchitecture::Mixtral
-            | ModelArchitecture::Qwen2
-            | ModelArchitecture::Qwen2Moe
-            | ModelArchitecture::DeepseekV2
-            | ModelArchitecture::DeepseekV3
-            | ModelArchitecture::Phi3
-            | ModelArchitecture::LlamaEagle3
-    ) || architecture.has_gated_delta();
-    if fixed && fields.flag("attention_bias", false)? {
+    let traits = architecture.traits();
+    if !traits.attention_bias.reads_field() && fields.flag("attention_bias", false)? {
         return Err(
             fields.unsupported("attention_bias", "the biases of this architecture are fixed")
         );
@@ -146,24 +135,10 @@ fn reject_unsupported(
     if fields.flag("lm_head_bias", false)? {
         return Err(fields.unsupported("lm_head_bias", "LM heads have no biases"));
     }
-    let may_have_mlp_bias = matches!(
-        architecture,
-        ModelArchitecture::Llama
-            | ModelArchitecture::Granite
-            | ModelArchitecture::SmolLm3
-            | ModelArchitecture::SeedOss
-    );
-    if !may_have_mlp_bias && fields.flag("mlp_bias", false)? {
+    if !traits.may_have_mlp_bias && fields.flag("mlp_bias", false)? {
         return Err(fields.unsupported("mlp_bias", "this architecture has no MLP biases"));
     }
     Ok(())
-}
-
-impl ModelArchitecture {
-    /// Default of `tie_word_embeddings` if the configuration has no such field, as in transformers.
-    const fn ties_by_default(self) -> bool {
-        matches!(self, Self::SmolLm3 | Self::Gemma3 | Self::Gemma3Multimodal)
-    }
 }
 
 /// Which attention projections have biases.
@@ -178,41 +153,16 @@ impl AttentionBiasFlags {
         architecture: ModelArchitecture,
     ) -> Result<Self, ModelConfigError> {
         let both = |bias| Self { qkv_bias: bias, out_bias: bias };
-        Ok(match architecture {
-            ModelArchitecture::Llama
-            | ModelArchitecture::Qwen3
-            | ModelArchitecture::Qwen3Moe
-            | ModelArchitecture::Qwen3Vl
-            | ModelArchitecture::Qwen3VlMoe
-            | ModelArchitecture::Granite
-            | ModelArchitecture::GraniteMoeHybrid
-            | ModelArchitecture::Olmo2
-            | ModelArchitecture::Olmo3
-            | ModelArchitecture::SmolLm3
-            | ModelArchitecture::Gemma3
-            | ModelArchitecture::Gemma3Multimodal => both(fields.flag("attention_bias", false)?),
-            ModelArchitecture::GptOss => both(fields.flag("attention_bias", true)?),
-            ModelArchitecture::SeedOss => Self {
+        Ok(match architecture.traits().attention_bias {
+            AttentionBiasRule::Fixed { qkv } => Self { qkv_bias: qkv, out_bias: false },
+            AttentionBiasRule::QkvField => {
+                Self { qkv_bias: fields.flag("qkv_bias", true)?, out_bias: false }
+            }
+            AttentionBiasRule::Field { default } => both(fields.flag("attention_bias", default)?),
+            AttentionBiasRule::TwoFields => Self {
                 qkv_bias: fields.flag("attention_bias", true)?,
                 out_bias: fields.flag("attention_out_bias", false)?,
             },
-            ModelArchitecture::Qwen2 => Self { qkv_bias: true, out_bias: false },
-            ModelArchitecture::Qwen2Moe => {
-                Self { qkv_bias: fields.flag("qkv_bias", true)?, out_bias: false }
-            }
-            ModelArchitecture::Mistral
-            | ModelArchitecture::Mistral3
-            | ModelArchitecture::Ministral3
-            | ModelArchitecture::Mixtral
-            | ModelArchitecture::DeepseekV2
-            | ModelArchitecture::DeepseekV3
-            | ModelArchitecture::Phi3
-            | ModelArchitecture::Qwen3Next
-            | ModelArchitecture::Qwen35
-            | ModelArchitecture::Qwen35Multimodal
-            | ModelArchitecture::Qwen35Moe
-            | ModelArchitecture::Qwen35MoeMultimodal
-            | ModelArchitecture::LlamaEagle3 => both(false),
         })
     }
 }

@@ -5,7 +5,7 @@
 //! Phi-3 and those with gated delta net layers; unknown parameters; and two spellings of a parameter with different values. See `layer_rope` for settings by layer type.
 
 use super::json_fields::JsonFields;
-use super::layer_rope::{LOCAL_THETA, RopeSource, has_layer_types, reject_unread_settings};
+use super::layer_rope::{LOCAL_THETA, RopeSource, reject_unread_settings};
 use super::temperature::{AttentionTemperatureConfig, BETA};
 use super::{ModelArchitecture, ModelConfigError};
 
@@ -154,7 +154,7 @@ impl RopeConfig {
         let RopeSource { new, old, theta_field, default_theta } = source;
         let theta = fields.positive_or_none(theta_field)?;
         let partial = partial_rotary(fields, architecture)?;
-        let default_partial = if architecture.has_gated_delta() { 0.25 } else { 1.0 };
+        let default_partial = architecture.traits().partial_rotary_default.unwrap_or(1.0);
         if let (Some(new), Some(old)) = (&new, &old) {
             reject_different_forms(new, old)?;
         }
@@ -168,12 +168,12 @@ impl RopeConfig {
                 return Err(map.unsupported(nested, "all layers must have equal RoPE parameters"));
             }
         }
-        let has_mrope = architecture.is_multimodal() || architecture.has_gated_delta();
+        let has_mrope = architecture.is_multimodal() || architecture.traits().has_gated_delta;
         let mrope = if has_mrope { MROPE_PARAMETERS } else { &[] };
         let has_temperature = AttentionTemperatureConfig::applies(fields, architecture);
         let temperature = if has_temperature { TEMPERATURE_PARAMETERS } else { &[] };
         map.reject_unknown(&[PARAMETERS, mrope, temperature].concat())?;
-        if has_layer_types(architecture) {
+        if architecture.traits().has_rope_by_layer_type {
             reject_unread_settings(fields, &map)?;
         }
         map.reject_disagreement("rope_type", &map, "type")?;
@@ -359,7 +359,7 @@ fn partial_rotary(
     architecture: ModelArchitecture,
 ) -> Result<Option<f64>, ModelConfigError> {
     const FIELD: &str = "partial_rotary_factor";
-    let may_be_partial = architecture == ModelArchitecture::Phi3 || architecture.has_gated_delta();
+    let may_be_partial = architecture.traits().partial_rotary_default.is_some();
     match fields.positive_or_none(FIELD)? {
         Some(factor) if factor > 1.0 => Err(fields.unsupported(FIELD, "it is at most 1.0")),
         Some(factor) if factor < 1.0 && !may_be_partial => {

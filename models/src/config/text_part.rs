@@ -32,23 +32,10 @@ const TEXT_ONLY: &[&str] = &[
 const DTYPES: &[&str] = &["dtype", "torch_dtype"];
 
 impl ModelArchitecture {
-    /// Possible values of `text_config.model_type`; none if the architecture is not multimodal.
-    const fn text_model_types(self) -> &'static [&'static str] {
-        match self {
-            Self::Mistral3 => &["mistral", "ministral3"],
-            Self::Qwen3Vl => &["qwen3_vl_text"],
-            Self::Qwen3VlMoe => &["qwen3_vl_moe_text"],
-            Self::Qwen35Multimodal => &["qwen3_5_text"],
-            Self::Qwen35MoeMultimodal => &["qwen3_5_moe_text"],
-            Self::Gemma3Multimodal => &["gemma3_text"],
-            _ => &[],
-        }
-    }
-
     /// Whether the architecture is multimodal; only the text part of such a model is served.
     #[must_use]
     pub const fn is_multimodal(self) -> bool {
-        !self.text_model_types().is_empty()
+        !self.traits().text_model_types.is_empty()
     }
 }
 
@@ -57,7 +44,7 @@ pub(super) fn text_fields(
     fields: &JsonFields,
     architecture: ModelArchitecture,
 ) -> Result<JsonFields, ModelConfigError> {
-    let model_types = architecture.text_model_types();
+    let model_types = architecture.traits().text_model_types;
     if model_types.is_empty() {
         return Ok(fields.clone());
     }

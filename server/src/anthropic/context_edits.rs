@@ -170,11 +170,7 @@ mod tests {
     struct ByteCounter;
 
     impl PromptTokenCounter for ByteCounter {
-        fn count_up_to(
-            &self,
-            messages: &Value,
-            maximum: usize,
-        ) -> Result<Option<usize>, ApiError> {
+        fn count_up_to(&self, messages: &Value, maximum: usize) -> Result<Option<usize>, ApiError> {
             Ok(Some(self.count(messages)?).filter(|&count| count <= maximum))
         }
 

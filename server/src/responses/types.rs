@@ -1,7 +1,6 @@
 //! Parses and validates the fields of a Responses request.
 
 use super::compaction::take_threshold;
-use crate::compaction_threshold::CompactionThreshold;
 use super::request_context::ResponsesRequestContext;
 use super::service_fields::{self, no_logprobs};
 use super::stored_context::StoredContextReader;
@@ -10,6 +9,7 @@ use super::tool_names::ToolNameMap;
 use super::tools::{self, ResponsesTools};
 use crate::api_error::ApiError;
 use crate::app::ServingContext;
+use crate::compaction_threshold::CompactionThreshold;
 use crate::openai::chat::messages;
 use crate::openai::chat::types::ChatCompletionRequest;
 use crate::openai::params::CompletionParams;

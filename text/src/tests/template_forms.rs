@@ -239,7 +239,10 @@ fn fields_that_the_template_hides_are_named() {
     };
     let calls = with_call(&json!(""), &json!("{}"));
     let plain = of_roles(ALL, PLAIN);
-    assert_eq!(hidden(&plain, calls.clone(), true), [HiddenChatField::Tools, HiddenChatField::ToolCalls]);
+    assert_eq!(
+        hidden(&plain, calls.clone(), true),
+        [HiddenChatField::Tools, HiddenChatField::ToolCalls]
+    );
     assert!(hidden(&plain, json!([]), false).is_empty());
     let all = format!("{{{{ tools|tojson }}}}{}", of_calls("{{ c.function.arguments|tojson }}"));
     assert!(hidden(&all, calls, true).is_empty());
@@ -254,7 +257,10 @@ fn documents_and_effort_are_hidden_from_templates_without_them() {
     };
     let documents = json!([{"text": "d"}]);
     let others = "documents {{ messages.documents }}{# reasoning_effort #}";
-    assert_eq!(hidden(others, documents.clone()), [HiddenChatField::Documents, HiddenChatField::ReasoningEffort]);
+    assert_eq!(
+        hidden(others, documents.clone()),
+        [HiddenChatField::Documents, HiddenChatField::ReasoningEffort]
+    );
     assert_eq!(hidden(others, json!([])), [HiddenChatField::ReasoningEffort]);
     let read = "{% for d in documents %}{{ d.text }}{% endfor %}{{ reasoning_effort }}";
     assert!(hidden(read, documents).is_empty());

@@ -1,0 +1,299 @@
+//! Properties by which architectures differ: default values of `config.json`, biases, norms, windows and RoPE.
+//!
+//! The values are those of transformers (`configuration_*.py`, `modeling_*.py`). An architecture that differs from
+//! another one in a few properties is a row with these properties.
+
+use super::{ModelArchitecture, NormPlacement, NormWeightKind};
+use ops::GateActivation;
+
+/// Properties of one architecture.
+#[derive(Debug)]
+pub(crate) struct ArchitectureTraits {
+    /// Number of KV heads if the field is absent; `None` = the number of query heads.
+    pub(crate) kv_heads_default: Option<usize>,
+    /// Number of channels per head if the field is absent; `None` = the hidden size divided by the number of query
+    /// heads.
+    pub(crate) head_dim_default: Option<usize>,
+    /// Base of the rotation frequencies if the field is absent.
+    pub(crate) rope_theta_default: f64,
+    /// Whether windowed layers have RoPE settings of their own.
+    pub(crate) has_rope_by_layer_type: bool,
+    /// Fraction of the channels of a head that RoPE rotates if the field is absent; `None` = the fraction is always 1.
+    pub(crate) partial_rotary_default: Option<f64>,
+    /// Sliding window if the field is absent; `None` = no window.
+    pub(crate) window_default: Option<usize>,
+    /// Whether the window is in use only if the field `use_sliding_window` is true.
+    pub(crate) has_window_switch: bool,
+    /// Layers with a window.
+    pub(crate) windowed_layers: WindowedLayerRule,
+    /// Biases of the attention projections.
+    pub(crate) attention_bias: AttentionBiasRule,
+    /// Whether the field `mlp_bias` may be true.
+    pub(crate) may_have_mlp_bias: bool,
+    /// Default of `tie_word_embeddings`.
+    pub(crate) ties_by_default: bool,
+    /// RMS norm of queries and keys before RoPE.
+    pub(crate) qk_norm: QkNormKind,
+    /// Placement of the RMS norms of decoder layers.
+    pub(crate) norm_placement: NormPlacement,
+    /// Meaning of the stored weights of all RMS norms.
+    pub(crate) norm_weights: NormWeightKind,
+    /// Activation of the dense gated MLPs.
+    pub(crate) gate_activation: GateActivation,
+    /// Whether each query head has an attention sink.
+    pub(crate) has_sinks: bool,
+    /// Whether layers are gated delta nets.
+    pub(crate) has_gated_delta: bool,
+    /// Possible values of `text_config.model_type`; empty if the architecture is not multimodal.
+    pub(crate) text_model_types: &'static [&'static str],
+}
+
+/// Layers with a sliding window if there is no list of layer types.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum WindowedLayerRule {
+    /// No layer. A list of layer types must agree.
+    Absent,
+    /// All layers, if there is a window. A list of layer types must agree.
+    All,
+    /// Layers with an even index.
+    Even,
+    /// All layers except every fourth.
+    ExceptEveryFourth,
+    /// All layers except every n-th, where n is `sliding_window_pattern`.
+    ExceptEveryNth,
+    /// Layers from the index `max_window_layers` on.
+    FromIndex,
+    /// Layers with an even index below `max_window_layers`.
+    EvenBelowIndex,
+    /// Layers without RoPE.
+    WithoutRope,
+}
+
+/// Biases of the attention projections.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum AttentionBiasRule {
+    /// The output projection has no bias; those of query, key and value have biases if `qkv` is true.
+    Fixed { qkv: bool },
+    /// The field `qkv_bias` tells whether query, key and value have biases; the output projection has none.
+    QkvField,
+    /// The field `attention_bias` tells whether all projections have biases.
+    Field { default: bool },
+    /// `attention_bias` (default true) is about query, key and value, `attention_out_bias` about the output.
+    TwoFields,
+}
+
+impl AttentionBiasRule {
+    /// Whether the field `attention_bias` is read.
+    pub(crate) const fn reads_field(self) -> bool {
+        matches!(self, Self::Field { .. } | Self::TwoFields)
+    }
+}
+
+/// RMS norm of queries and keys before RoPE.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum QkNormKind {
+    /// No norm.
+    Absent,
+    /// A norm per head, with the same weights for all heads.
+    PerHead,
+    /// One norm over all query heads, and one over all key heads.
+    AllHeads,
+}
+
+const LLAMA: ArchitectureTraits = ArchitectureTraits {
+    kv_heads_default: None,
+    head_dim_default: None,
+    rope_theta_default: 10_000.0,
+    has_rope_by_layer_type: false,
+    partial_rotary_default: None,
+    window_default: None,
+    has_window_switch: false,
+    windowed_layers: WindowedLayerRule::Absent,
+    attention_bias: AttentionBiasRule::Field { default: false },
+    may_have_mlp_bias: true,
+    ties_by_default: false,
+    qk_norm: QkNormKind::Absent,
+    norm_placement: NormPlacement::Input,
+    norm_weights: NormWeightKind::Standard,
+    gate_activation: GateActivation::Silu,
+    has_sinks: false,
+    has_gated_delta: false,
+    text_model_types: &[],
+};
+const LLAMA_EAGLE3: ArchitectureTraits = ArchitectureTraits {
+    attention_bias: AttentionBiasRule::Fixed { qkv: false },
+    may_have_mlp_bias: false,
+    ..LLAMA
+};
+const GRANITE_MOE_HYBRID: ArchitectureTraits =
+    ArchitectureTraits { may_have_mlp_bias: false, ..LLAMA };
+const SMOL_LM3: ArchitectureTraits = ArchitectureTraits {
+    kv_heads_default: Some(4),
+    rope_theta_default: 2_000_000.0,
+    has_window_switch: true,
+    windowed_layers: WindowedLayerRule::WithoutRope,
+    ties_by_default: true,
+    ..LLAMA
+};
+const SEED_OSS: ArchitectureTraits = ArchitectureTraits {
+    kv_heads_default: Some(8),
+    head_dim_default: Some(128),
+    attention_bias: AttentionBiasRule::TwoFields,
+    ..LLAMA
+};
+const OLMO2: ArchitectureTraits = ArchitectureTraits {
+    may_have_mlp_bias: false,
+    qk_norm: QkNormKind::AllHeads,
+    norm_placement: NormPlacement::Output,
+    ..LLAMA
+};
+const OLMO3: ArchitectureTraits = ArchitectureTraits {
+    rope_theta_default: 500_000.0,
+    has_rope_by_layer_type: true,
+    window_default: Some(4096),
+    windowed_layers: WindowedLayerRule::ExceptEveryFourth,
+    ..OLMO2
+};
+
+const MINISTRAL3: ArchitectureTraits = ArchitectureTraits {
+    kv_heads_default: Some(8),
+    windowed_layers: WindowedLayerRule::All,
+    attention_bias: AttentionBiasRule::Fixed { qkv: false },
+    may_have_mlp_bias: false,
+    ..LLAMA
+};
+const MISTRAL: ArchitectureTraits = ArchitectureTraits { window_default: Some(4096), ..MINISTRAL3 };
+const MISTRAL3: ArchitectureTraits =
+    ArchitectureTraits { text_model_types: &["mistral", "ministral3"], ..MISTRAL };
+const MIXTRAL: ArchitectureTraits =
+    ArchitectureTraits { rope_theta_default: 1_000_000.0, ..MINISTRAL3 };
+
+const QWEN2: ArchitectureTraits = ArchitectureTraits {
+    kv_heads_default: Some(32),
+    window_default: Some(4096),
+    has_window_switch: true,
+    windowed_layers: WindowedLayerRule::FromIndex,
+    attention_bias: AttentionBiasRule::Fixed { qkv: true },
+    may_have_mlp_bias: false,
+    ..LLAMA
+};
+const QWEN2_MOE: ArchitectureTraits = ArchitectureTraits {
+    kv_heads_default: Some(16),
+    windowed_layers: WindowedLayerRule::EvenBelowIndex,
+    attention_bias: AttentionBiasRule::QkvField,
+    ..QWEN2
+};
+const QWEN3: ArchitectureTraits = ArchitectureTraits {
+    head_dim_default: Some(128),
+    attention_bias: AttentionBiasRule::Field { default: false },
+    qk_norm: QkNormKind::PerHead,
+    ..QWEN2
+};
+const QWEN3_MOE: ArchitectureTraits = ArchitectureTraits {
+    kv_heads_default: Some(4),
+    head_dim_default: None,
+    windowed_layers: WindowedLayerRule::All,
+    ..QWEN3
+};
+const QWEN3_VL: ArchitectureTraits = ArchitectureTraits {
+    rope_theta_default: 500_000.0,
+    window_default: None,
+    has_window_switch: false,
+    windowed_layers: WindowedLayerRule::Absent,
+    text_model_types: &["qwen3_vl_text"],
+    ..QWEN3
+};
+const QWEN3_VL_MOE: ArchitectureTraits = ArchitectureTraits {
+    kv_heads_default: Some(16),
+    head_dim_default: None,
+    text_model_types: &["qwen3_vl_moe_text"],
+    ..QWEN3_VL
+};
+const QWEN3_NEXT: ArchitectureTraits = ArchitectureTraits {
+    kv_heads_default: Some(2),
+    head_dim_default: Some(256),
+    partial_rotary_default: Some(0.25),
+    attention_bias: AttentionBiasRule::Fixed { qkv: false },
+    may_have_mlp_bias: false,
+    qk_norm: QkNormKind::PerHead,
+    norm_weights: NormWeightKind::ZeroCentred,
+    has_gated_delta: true,
+    ..LLAMA
+};
+const QWEN35: ArchitectureTraits = ArchitectureTraits { kv_heads_default: Some(4), ..QWEN3_NEXT };
+const QWEN35_MULTIMODAL: ArchitectureTraits =
+    ArchitectureTraits { text_model_types: &["qwen3_5_text"], ..QWEN35 };
+const QWEN35_MOE: ArchitectureTraits =
+    ArchitectureTraits { kv_heads_default: Some(2), ..QWEN3_NEXT };
+const QWEN35_MOE_MULTIMODAL: ArchitectureTraits =
+    ArchitectureTraits { text_model_types: &["qwen3_5_moe_text"], ..QWEN35_MOE };
+
+const DEEPSEEK: ArchitectureTraits = LLAMA_EAGLE3;
+const PHI3: ArchitectureTraits = ArchitectureTraits {
+    partial_rotary_default: Some(1.0),
+    windowed_layers: WindowedLayerRule::All,
+    attention_bias: AttentionBiasRule::Fixed { qkv: false },
+    may_have_mlp_bias: false,
+    ..LLAMA
+};
+const GEMMA3: ArchitectureTraits = ArchitectureTraits {
+    rope_theta_default: 1_000_000.0,
+    has_rope_by_layer_type: true,
+    windowed_layers: WindowedLayerRule::ExceptEveryNth,
+    may_have_mlp_bias: false,
+    ties_by_default: true,
+    qk_norm: QkNormKind::PerHead,
+    norm_placement: NormPlacement::Both,
+    norm_weights: NormWeightKind::ZeroCentred,
+    gate_activation: GateActivation::GeluTanh,
+    ..LLAMA
+};
+const GEMMA3_MULTIMODAL: ArchitectureTraits =
+    ArchitectureTraits { text_model_types: &["gemma3_text"], ..GEMMA3 };
+const GPT_OSS: ArchitectureTraits = ArchitectureTraits {
+    kv_heads_default: Some(8),
+    head_dim_default: Some(64),
+    rope_theta_default: 150_000.0,
+    window_default: Some(128),
+    windowed_layers: WindowedLayerRule::Even,
+    attention_bias: AttentionBiasRule::Field { default: true },
+    may_have_mlp_bias: false,
+    norm_weights: NormWeightKind::Unrounded,
+    has_sinks: true,
+    ..LLAMA
+};
+
+impl ModelArchitecture {
+    /// Returns the properties of the architecture.
+    pub(crate) const fn traits(self) -> &'static ArchitectureTraits {
+        match self {
+            Self::Llama | Self::Granite => &LLAMA,
+            Self::GraniteMoeHybrid => &GRANITE_MOE_HYBRID,
+            Self::SmolLm3 => &SMOL_LM3,
+            Self::SeedOss => &SEED_OSS,
+            Self::Olmo2 => &OLMO2,
+            Self::Olmo3 => &OLMO3,
+            Self::Mistral => &MISTRAL,
+            Self::Mistral3 => &MISTRAL3,
+            Self::Ministral3 => &MINISTRAL3,
+            Self::Mixtral => &MIXTRAL,
+            Self::Qwen2 => &QWEN2,
+            Self::Qwen2Moe => &QWEN2_MOE,
+            Self::Qwen3 => &QWEN3,
+            Self::Qwen3Moe => &QWEN3_MOE,
+            Self::Qwen3Vl => &QWEN3_VL,
+            Self::Qwen3VlMoe => &QWEN3_VL_MOE,
+            Self::Qwen3Next => &QWEN3_NEXT,
+            Self::Qwen35 => &QWEN35,
+            Self::Qwen35Multimodal => &QWEN35_MULTIMODAL,
+            Self::Qwen35Moe => &QWEN35_MOE,
+            Self::Qwen35MoeMultimodal => &QWEN35_MOE_MULTIMODAL,
+            Self::DeepseekV2 | Self::DeepseekV3 => &DEEPSEEK,
+            Self::Phi3 => &PHI3,
+            Self::Gemma3 => &GEMMA3,
+            Self::Gemma3Multimodal => &GEMMA3_MULTIMODAL,
+            Self::GptOss => &GPT_OSS,
+            Self::LlamaEagle3 => &LLAMA_EAGLE3,
+        }
+    }
+}
