@@ -4,6 +4,7 @@
 //! another one in a few properties is a row with these properties.
 
 use super::{ModelArchitecture, NormPlacement, NormWeightKind};
+use crate::weights::RotaryPairKind;
 use ops::GateActivation;
 
 /// Properties of one architecture.
@@ -20,6 +21,8 @@ pub(crate) struct ArchitectureTraits {
     pub(crate) has_rope_by_layer_type: bool,
     /// Fraction of the channels of a head that RoPE rotates if the field is absent; `None` = the fraction is always 1.
     pub(crate) partial_rotary_default: Option<f64>,
+    /// Channels of a head that RoPE rotates as a pair in layers with GQA.
+    pub(crate) rotary_pairs: RotaryPairKind,
     /// Sliding window if the field is absent; `None` = no window.
     pub(crate) window_default: Option<usize>,
     /// Whether the window is in use only if the field `use_sliding_window` is true.
@@ -106,6 +109,7 @@ const LLAMA: ArchitectureTraits = ArchitectureTraits {
     rope_theta_default: 10_000.0,
     has_rope_by_layer_type: false,
     partial_rotary_default: None,
+    rotary_pairs: RotaryPairKind::Halves,
     window_default: None,
     has_window_switch: false,
     windowed_layers: WindowedLayerRule::Absent,
@@ -294,6 +298,22 @@ impl ModelArchitecture {
             Self::Gemma3Multimodal => &GEMMA3_MULTIMODAL,
             Self::GptOss => &GPT_OSS,
             Self::LlamaEagle3 => &LLAMA_EAGLE3,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The weights of QK norms have the channel order of the checkpoint, so the rows of queries and keys must have it too.
+    #[test]
+    fn architectures_with_qk_norm_keep_the_row_order() {
+        for architecture in ModelArchitecture::ALL {
+            let traits = architecture.traits();
+            let reorders = traits.rotary_pairs == RotaryPairKind::Adjacent
+                || traits.partial_rotary_default.is_some() && !traits.has_gated_delta;
+            assert!(!reorders || traits.qk_norm == QkNormKind::Absent, "{architecture}");
         }
     }
 }

@@ -54,7 +54,7 @@ pub use rope::{RopeConfig, RopeScaling};
 pub use temperature::AttentionTemperatureConfig;
 
 use self::architecture_traits::{ArchitectureTraits, QkNormKind};
-use crate::weights::RotaryRowOrder;
+use crate::weights::{RotaryPairKind, RotaryRowOrder};
 use ops::{ExpertGroups, GateActivation, RouterScoreFunction};
 use serde_json::{Map, Value};
 use std::path::Path;
@@ -332,13 +332,15 @@ impl ModelConfig {
         self.rms_eps / self.multipliers.residual.powi(2)
     }
 
-    /// Row order of the query and key projections if RoPE rotates only a part of the channels of a head;
-    /// otherwise `None`.
+    /// Row order of the query and key projections if RoPE rotates only a part of the channels of a head, or adjacent
+    /// channels; otherwise `None`.
     #[must_use]
     pub(crate) fn rotary_rows(&self) -> Option<RotaryRowOrder> {
-        let rows = RotaryRowOrder { head_dim: self.head_dim, rotated: self.rotated_channels() };
+        let (rotated, pairs) = (self.rotated_channels(), self.traits().rotary_pairs);
+        let rows = RotaryRowOrder { head_dim: self.head_dim, rotated, pairs };
         let reorders = self.mla.is_none() && self.gated_delta.is_none();
-        (reorders && rows.rotated < rows.head_dim).then_some(rows)
+        let differs = rotated < self.head_dim || pairs == RotaryPairKind::Adjacent;
+        (reorders && differs).then_some(rows)
     }
 
     /// Number of channels per head of query and key that RoPE rotates.

@@ -27,7 +27,7 @@ pub(crate) use checkpoint::weight_files;
 pub(crate) use digest::WeightLoadObserver;
 pub(crate) use fused_weight::FusedWeightLocation;
 pub(crate) use mxfp4::{BLOCKS, GROUP_BYTES, SCALES};
-pub(crate) use rotary_rows::RotaryRowOrder;
+pub(crate) use rotary_rows::{RotaryPairKind, RotaryRowOrder};
 pub(crate) use source::WeightSource;
 pub(crate) use stored_names::family_name;
 

@@ -1,12 +1,13 @@
-//! Channel order within a head for partial rotary embedding.
+//! Channel order within a head for partial and for interleaved rotary embedding.
 //!
 //! Kernels rotate the channels `i` and `i + d/2` of a head with `d` channels as a pair. With partial RoPE,
 //! the pairs are the channels `i` and `i + r/2` of the first `r` channels, and the other channels are not
-//! rotated. The rows of query and key projections are therefore reordered at load time so that the channels
+//! rotated. With interleaved RoPE, the pairs are adjacent channels. The rows of query and key projections are therefore reordered at load time so that the channels
 //! of each pair are `d/2` apart; channels that are not rotated have the angle 0. The order does not change
 //! attention scores, because queries and keys have the same order.
 
 use ops::HostMat;
+use std::iter::once;
 use std::ops::Range;
 
 /// Row order in which query and key projections are loaded.
@@ -16,14 +17,34 @@ pub(crate) struct RotaryRowOrder {
     pub(crate) head_dim: usize,
     /// Number of channels per head that RoPE rotates; even and at most `head_dim`.
     pub(crate) rotated: usize,
+    /// Channels of a checkpoint that are rotated as a pair.
+    pub(crate) pairs: RotaryPairKind,
+}
+
+/// Channels of a head that are rotated as a pair, among the first `r` channels, which RoPE rotates.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum RotaryPairKind {
+    /// Channels `i` and `i + r/2`.
+    Halves,
+    /// Channels `2i` and `2i + 1` (interleaved).
+    Adjacent,
 }
 
 impl RotaryRowOrder {
     /// Ranges of the stored channels of a head, in the order in which they are loaded.
-    fn ranges(self) -> [Range<usize>; 4] {
-        let Self { head_dim, rotated } = self;
+    fn ranges(self) -> Vec<Range<usize>> {
+        let Self { head_dim, rotated, pairs } = self;
         let split = rotated + (head_dim - rotated) / 2;
-        [0..rotated / 2, rotated..split, rotated / 2..rotated, split..head_dim]
+        match pairs {
+            RotaryPairKind::Halves => {
+                vec![0..rotated / 2, rotated..split, rotated / 2..rotated, split..head_dim]
+            }
+            RotaryPairKind::Adjacent => {
+                let every_second = |first: usize| (first..rotated).step_by(2).map(|i| i..i + 1);
+                let first_half = every_second(0).chain(once(rotated..split));
+                first_half.chain(every_second(1)).chain(once(split..head_dim)).collect()
+            }
+        }
     }
 
     /// Returns the rows of a projection `[heads · head_dim, inputs]`, in the order in which they are loaded.
@@ -52,7 +73,7 @@ mod tests {
 
     #[test]
     fn rotated_pairs_are_half_a_head_apart() {
-        let rows = RotaryRowOrder { head_dim: 16, rotated: 12 };
+        let rows = RotaryRowOrder { head_dim: 16, rotated: 12, pairs: RotaryPairKind::Halves };
         let channels: Vec<f32> = (0..32u8).map(f32::from).collect();
         let loaded = rows.of_vector(&channels);
         for head in [0, 16] {
@@ -79,6 +100,26 @@ mod tests {
     #[test]
     fn full_rotation_keeps_the_order() {
         let channels: Vec<f32> = (0..32u8).map(f32::from).collect();
-        assert_eq!(RotaryRowOrder { head_dim: 16, rotated: 16 }.of_vector(&channels), channels);
+        let rows = RotaryRowOrder { head_dim: 16, rotated: 16, pairs: RotaryPairKind::Halves };
+        assert_eq!(rows.of_vector(&channels), channels);
+    }
+
+    #[test]
+    fn interleaved_pairs_are_half_a_head_apart() {
+        let channels: Vec<f32> = (0..32u8).map(f32::from).collect();
+        for rotated in [16, 8] {
+            let rows = RotaryRowOrder { head_dim: 16, rotated, pairs: RotaryPairKind::Adjacent };
+            let loaded = rows.of_vector(&channels);
+            for head in [0, 16] {
+                for pair in 0..rotated / 2 {
+                    let [first, second] = [loaded[head + pair], loaded[head + pair + 8]];
+                    let stored = head + 2 * pair;
+                    assert_eq!((first, second), (channels[stored], channels[stored + 1]));
+                }
+            }
+            let mut sorted = loaded.clone();
+            sorted.sort_by(f32::total_cmp);
+            assert_eq!(sorted, channels);
+        }
     }
 }
