@@ -92,6 +92,7 @@ pub fn load_model(
         | ModelArchitecture::Olmo2
         | ModelArchitecture::Olmo3
         | ModelArchitecture::SeedOss
+        | ModelArchitecture::Ernie45
         | ModelArchitecture::Gemma3
         | ModelArchitecture::Gemma3Multimodal => LlamaModel::load(config, &w)?,
         ModelArchitecture::Mistral

@@ -153,6 +153,7 @@ impl ModelArchitecture {
                 ArchitectureSupport { amd: AmdEvidence::Sources, examples: &["OLMo 3"], ..DENSE }
             }
             Self::SeedOss => ArchitectureSupport { examples: &["Seed-OSS-36B"], ..DENSE },
+            Self::Ernie45 => ArchitectureSupport { examples: &["ERNIE-4.5-0.3B"], ..DENSE },
             Self::DeepseekV2 => {
                 ArchitectureSupport { examples: &["DeepSeek-V2", "DeepSeek-V2-Lite"], ..DEEPSEEK }
             }

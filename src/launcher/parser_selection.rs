@@ -174,6 +174,7 @@ fn tool_call_syntax(
         | ModelArchitecture::Qwen3VlMoe
         | ModelArchitecture::GraniteMoeHybrid
         | ModelArchitecture::Olmo2
+        | ModelArchitecture::Ernie45
         | ModelArchitecture::SmolLm3
         | ModelArchitecture::Qwen3Next
         | ModelArchitecture::GptOss => ToolCallSyntax::Hermes,

@@ -189,6 +189,7 @@ def config(architecture: str, heads: int, kv_heads: int, head_dim: int, **more) 
             "Olmo3ForCausalLM": "olmo3",
             "SmolLM3ForCausalLM": "smollm3",
             "SeedOssForCausalLM": "seed_oss",
+            "Ernie4_5ForCausalLM": "ernie4_5",
             "DeepseekV2ForCausalLM": "deepseek_v2",
             "DeepseekV3ForCausalLM": "deepseek_v3",
             "Gemma3ForCausalLM": "gemma3_text",
@@ -662,6 +663,8 @@ CASES = {
     "seed_oss-all-biases-d128": config(
         "SeedOssForCausalLM", 8, 1, 128, attention_out_bias=True, mlp_bias=True, tie_word_embeddings=True
     ),
+    "ernie4_5-tied-d64": config("Ernie4_5ForCausalLM", 4, 2, 64, tie_word_embeddings=True, rope_theta=500000.0),
+    "ernie4_5-biases-d128": config("Ernie4_5ForCausalLM", 8, 2, 128, use_bias=True),
     "qwen2_moe-gated-shared": config(
         "Qwen2MoeForCausalLM",
         4,

@@ -128,6 +128,8 @@ cases! {
     smollm3_windows => "smollm3-windows",
     seed_oss_biases => "seed_oss-biases",
     seed_oss_all_biases_d128 => "seed_oss-all-biases-d128",
+    ernie4_5_tied_d64 => "ernie4_5-tied-d64",
+    ernie4_5_biases_d128 => "ernie4_5-biases-d128",
     qwen3_tied => "qwen3-tied",
     qwen3_d64_gqa8 => "qwen3-d64-gqa8",
     qwen3_d128_gqa4 => "qwen3-d128-gqa4",

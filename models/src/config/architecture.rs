@@ -40,6 +40,8 @@ pub enum ModelArchitecture {
     Olmo3,
     /// `SeedOssForCausalLM`
     SeedOss,
+    /// `Ernie4_5ForCausalLM`
+    Ernie45,
     /// `DeepseekV2ForCausalLM`
     DeepseekV2,
     /// `DeepseekV3ForCausalLM`
@@ -68,7 +70,7 @@ pub enum ModelArchitecture {
 
 impl ModelArchitecture {
     /// All supported architectures.
-    pub const ALL: [Self; 29] = [
+    pub const ALL: [Self; 30] = [
         Self::Llama,
         Self::Mistral,
         Self::Mistral3,
@@ -86,6 +88,7 @@ impl ModelArchitecture {
         Self::Olmo2,
         Self::Olmo3,
         Self::SeedOss,
+        Self::Ernie45,
         Self::DeepseekV2,
         Self::DeepseekV3,
         Self::Phi3,
@@ -121,6 +124,7 @@ impl ModelArchitecture {
             Self::Olmo2 => "Olmo2ForCausalLM",
             Self::Olmo3 => "Olmo3ForCausalLM",
             Self::SeedOss => "SeedOssForCausalLM",
+            Self::Ernie45 => "Ernie4_5ForCausalLM",
             Self::DeepseekV2 => "DeepseekV2ForCausalLM",
             Self::DeepseekV3 => "DeepseekV3ForCausalLM",
             Self::Phi3 => "Phi3ForCausalLM",

@@ -81,6 +81,8 @@ pub(crate) enum AttentionBiasRule {
     QkvField,
     /// The field `attention_bias` tells whether all projections have biases.
     Field { default: bool },
+    /// The field `use_bias` tells whether all projections of attention and of dense MLPs have biases.
+    SharedField,
     /// `attention_bias` (default true) is about query, key and value, `attention_out_bias` about the output.
     TwoFields,
 }
@@ -143,6 +145,16 @@ const SEED_OSS: ArchitectureTraits = ArchitectureTraits {
     kv_heads_default: Some(8),
     head_dim_default: Some(128),
     attention_bias: AttentionBiasRule::TwoFields,
+    ..LLAMA
+};
+const ERNIE45: ArchitectureTraits = ArchitectureTraits {
+    kv_heads_default: Some(2),
+    head_dim_default: Some(128),
+    rope_theta_default: 500_000.0,
+    rotary_pairs: RotaryPairKind::Adjacent,
+    attention_bias: AttentionBiasRule::SharedField,
+    may_have_mlp_bias: false,
+    ties_by_default: true,
     ..LLAMA
 };
 const OLMO2: ArchitectureTraits = ArchitectureTraits {
@@ -275,6 +287,7 @@ impl ModelArchitecture {
             Self::GraniteMoeHybrid => &GRANITE_MOE_HYBRID,
             Self::SmolLm3 => &SMOL_LM3,
             Self::SeedOss => &SEED_OSS,
+            Self::Ernie45 => &ERNIE45,
             Self::Olmo2 => &OLMO2,
             Self::Olmo3 => &OLMO3,
             Self::Mistral => &MISTRAL,

@@ -62,6 +62,13 @@ fn biases_follow_the_family() {
     let all = json!({"attention_out_bias": true, "mlp_bias": true});
     assert_eq!(biases("SeedOssForCausalLM", all), (true, true, true));
     assert_eq!(biases("GraniteForCausalLM", json!({"attention_bias": true})), (true, true, false));
+    const ERNIE: &str = "Ernie4_5ForCausalLM";
+    assert_eq!(biases(ERNIE, json!({})), (false, false, false));
+    assert_eq!(biases(ERNIE, json!({"use_bias": true})), (true, true, true));
+    for field in ["attention_bias", "mlp_bias"] {
+        let error = parse(ERNIE, &json!({field: true})).unwrap_err();
+        assert!(error.contains(field), "{error}");
+    }
     let moe = json!({"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32,
         "shared_expert_intermediate_size": 48});
     let config = parse("Qwen2MoeForCausalLM", &moe).unwrap();

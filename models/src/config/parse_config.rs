@@ -70,7 +70,7 @@ pub(super) fn config(
         head,
         qkv_bias,
         out_bias,
-        mlp_bias: fields.flag("mlp_bias", false)?,
+        mlp_bias: fields.flag(mlp_bias_field(architecture), false)?,
         mla,
         gated_delta: GatedDeltaConfig::read(fields, architecture, layers)?,
         mtp_layers: mtp_layers(fields, architecture)?,
@@ -158,12 +158,21 @@ impl AttentionBiasFlags {
             AttentionBiasRule::QkvField => {
                 Self { qkv_bias: fields.flag("qkv_bias", true)?, out_bias: false }
             }
+            AttentionBiasRule::SharedField => both(fields.flag("use_bias", false)?),
             AttentionBiasRule::Field { default } => both(fields.flag("attention_bias", default)?),
             AttentionBiasRule::TwoFields => Self {
                 qkv_bias: fields.flag("attention_bias", true)?,
                 out_bias: fields.flag("attention_out_bias", false)?,
             },
         })
+    }
+}
+
+/// Name of the field that tells whether the projections of dense MLPs have biases.
+const fn mlp_bias_field(architecture: ModelArchitecture) -> &'static str {
+    match architecture.traits().attention_bias {
+        AttentionBiasRule::SharedField => "use_bias",
+        _ => "mlp_bias",
     }
 }
 

@@ -93,7 +93,8 @@ impl SynthTokenizerSpec {
             ModelArchitecture::Mistral
             | ModelArchitecture::Mistral3
             | ModelArchitecture::Ministral3
-            | ModelArchitecture::Mixtral => Self {
+            | ModelArchitecture::Mixtral
+            | ModelArchitecture::Ernie45 => Self {
                 special: MISTRAL,
                 template: MISTRAL_TEMPLATE,
                 bos: Some("<s>"),
