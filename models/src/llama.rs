@@ -4,10 +4,11 @@
 //! biases and whether the LM head is tied. The same layer is used for architectures that differ only in their
 //! configuration: Granite (`modeling_granite.py`, `modeling_granitemoehybrid.py`: multipliers), SmolLM3
 //! (`modeling_smollm3.py`: layers without RoPE), Seed-OSS (`modeling_seed_oss.py`: biases), ERNIE 4.5
-//! (`modeling_ernie4_5.py`: interleaved RoPE), OLMo 2 and 3
+//! (`modeling_ernie4_5.py`: interleaved RoPE), GLM-4 (`modeling_glm.py`, `modeling_glm4.py`: interleaved partial RoPE, fused
+//! gate and up projections, sandwich norms), OLMo 2 and 3
 //! (`modeling_olmo2.py`, `modeling_olmo3.py`: output norms, QK norm over all heads) and Gemma 3
 //! (`modeling_gemma3.py`: sliding windows, two RoPE settings, sandwich norms, GELU). Reference outputs for tests:
-//! `tests/data/golden/{llama,granite,granite4,smollm3,seed_oss,ernie4_5,olmo2,olmo3,gemma3}-*`.
+//! `tests/data/golden/{llama,granite,granite4,smollm3,seed_oss,ernie4_5,glm,glm4,olmo2,olmo3,gemma3}-*`.
 
 use crate::layers::{
     DecoderLayer, DecoderModel, GatedMlp, GqaAttention, ResidualStream, RotaryEmbedding,

@@ -93,6 +93,8 @@ pub fn load_model(
         | ModelArchitecture::Olmo3
         | ModelArchitecture::SeedOss
         | ModelArchitecture::Ernie45
+        | ModelArchitecture::Glm
+        | ModelArchitecture::Glm4
         | ModelArchitecture::Gemma3
         | ModelArchitecture::Gemma3Multimodal => LlamaModel::load(config, &w)?,
         ModelArchitecture::Mistral

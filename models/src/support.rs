@@ -65,6 +65,10 @@ const NO_DRAFTS: &str = "no speculative decoding; MTP modules are not loaded";
 const FULL_ROPE: &str =
     "`rope_scaling`: `linear`, `llama3` and `yarn`; no partial rotary embedding";
 
+const INTERLEAVED: &str =
+    "FP8 weights of query, key and value with block scales are dequantised on GPUs";
+const SCALED_ROPE: &str = "`rope_scaling`: `linear`, `llama3` and `yarn`";
+
 const DENSE: ArchitectureSupport = ArchitectureSupport {
     attention: AttentionKind::Gqa,
     has_experts: false,
@@ -76,7 +80,7 @@ const DENSE: ArchitectureSupport = ArchitectureSupport {
     limits: &[FULL_ROPE],
 };
 
-const DEEPSEEK: ArchitectureSupport = ArchitectureSupport {
+const DEEPSEEK_BASE: ArchitectureSupport = ArchitectureSupport {
     attention: AttentionKind::Mla,
     has_experts: true,
     formats: Fp8Support { fp8_weights: true, fp8_kv_cache: false },
@@ -90,132 +94,172 @@ const HYBRID: ArchitectureSupport = ArchitectureSupport {
     ..DENSE
 };
 
+const LLAMA: ArchitectureSupport =
+    ArchitectureSupport { examples: &["Llama 2, 3.x", "SmolLM2", "R1-Distill-Llama"], ..DENSE };
+const MISTRAL: ArchitectureSupport =
+    ArchitectureSupport { examples: &["Mistral-7B v0.1 to v0.3", "Mistral-Nemo"], ..DENSE };
+const MISTRAL3: ArchitectureSupport = ArchitectureSupport {
+    examples: &["Mistral-Small-3.1, 3.2", "Magistral-Small-2509", "Ministral-3"],
+    limits: &[TEXT_PART, FULL_ROPE],
+    ..DENSE
+};
+const MINISTRAL3: ArchitectureSupport =
+    ArchitectureSupport { examples: &["Ministral-3 (text only)"], ..DENSE };
+const QWEN3_VL: ArchitectureSupport = ArchitectureSupport {
+    examples: &["Qwen3-VL-2B to 32B"],
+    limits: &[TEXT_PART, FULL_ROPE],
+    ..DENSE
+};
+const QWEN3_VL_MOE: ArchitectureSupport = ArchitectureSupport {
+    examples: &["Qwen3-VL-30B-A3B", "Qwen3-VL-235B-A22B"],
+    has_experts: true,
+    limits: &[TEXT_PART, FULL_ROPE],
+    ..DENSE
+};
+const MIXTRAL: ArchitectureSupport = ArchitectureSupport {
+    examples: &["Mixtral-8x7B", "Mixtral-8x22B"],
+    has_experts: true,
+    ..DENSE
+};
+const QWEN2: ArchitectureSupport =
+    ArchitectureSupport { examples: &["Qwen2, Qwen2.5", "R1-Distill-Qwen"], ..DENSE };
+const QWEN2_MOE: ArchitectureSupport = ArchitectureSupport {
+    examples: &["Qwen1.5-MoE-A2.7B", "Qwen2-57B-A14B"],
+    has_experts: true,
+    ..DENSE
+};
+const QWEN3: ArchitectureSupport =
+    ArchitectureSupport { examples: &["Qwen3-0.6B to 32B"], ..DENSE };
+const QWEN3_MOE: ArchitectureSupport = ArchitectureSupport {
+    examples: &["Qwen3-30B-A3B", "Qwen3-235B-A22B"],
+    has_experts: true,
+    ..DENSE
+};
+const GRANITE: ArchitectureSupport = ArchitectureSupport { examples: &["Granite 3.x"], ..DENSE };
+const GRANITE_MOE_HYBRID: ArchitectureSupport = ArchitectureSupport {
+    examples: &["Granite-4.0-micro, 350m, 1b"],
+    limits: &[DENSE_GRANITE, FULL_ROPE],
+    ..DENSE
+};
+const SMOL_LM3: ArchitectureSupport = ArchitectureSupport { examples: &["SmolLM3-3B"], ..DENSE };
+const OLMO2: ArchitectureSupport = ArchitectureSupport { examples: &["OLMo-2-1B to 32B"], ..DENSE };
+const OLMO3: ArchitectureSupport =
+    ArchitectureSupport { amd: AmdEvidence::Sources, examples: &["OLMo 3"], ..DENSE };
+const SEED_OSS: ArchitectureSupport = ArchitectureSupport { examples: &["Seed-OSS-36B"], ..DENSE };
+const GLM: ArchitectureSupport = ArchitectureSupport {
+    amd: AmdEvidence::Sources,
+    examples: &["glm-4-9b-chat-hf"],
+    limits: &[SCALED_ROPE, INTERLEAVED],
+    ..DENSE
+};
+const GLM4: ArchitectureSupport = ArchitectureSupport {
+    amd: AmdEvidence::Sources,
+    examples: &["GLM-4-9B-0414, 32B-0414", "GLM-Z1-9B-0414, 32B-0414"],
+    limits: &[SCALED_ROPE, INTERLEAVED],
+    ..DENSE
+};
+const ERNIE45: ArchitectureSupport = ArchitectureSupport {
+    examples: &["ERNIE-4.5-0.3B"],
+    limits: &[FULL_ROPE, INTERLEAVED],
+    ..DENSE
+};
+const DEEPSEEK_V2: ArchitectureSupport =
+    ArchitectureSupport { examples: &["DeepSeek-V2", "DeepSeek-V2-Lite"], ..DEEPSEEK_BASE };
+const DEEPSEEK_V3: ArchitectureSupport = ArchitectureSupport {
+    examples: &["DeepSeek-V3, V3-0324, V3.1", "DeepSeek-R1"],
+    has_mtp: true,
+    ..DEEPSEEK_BASE
+};
+const PHI3: ArchitectureSupport = ArchitectureSupport {
+    examples: &["Phi-4", "Phi-4-mini", "Phi-3.5-mini", "Phi-3-mini-4k, 128k"],
+    limits: &[LONGROPE],
+    ..DENSE
+};
+const GEMMA3: ArchitectureSupport = ArchitectureSupport {
+    examples: &["gemma-3-270m", "gemma-3-1b"],
+    limits: &[CAUSAL_ONLY, FULL_ROPE],
+    amd: AmdEvidence::Sources,
+    ..DENSE
+};
+const GEMMA3_MULTIMODAL: ArchitectureSupport = ArchitectureSupport {
+    examples: &["gemma-3-4b, 12b, 27b"],
+    limits: &[TEXT_PART, CAUSAL_ONLY, UNCAPPED, FULL_ROPE],
+    amd: AmdEvidence::Sources,
+    ..DENSE
+};
+const GPT_OSS: ArchitectureSupport = ArchitectureSupport {
+    examples: &["gpt-oss-20b", "gpt-oss-120b"],
+    has_experts: true,
+    formats: Fp8Support { fp8_weights: false, fp8_kv_cache: true },
+    limits: &[MXFP4_EXPERTS, FULL_ROPE],
+    amd: AmdEvidence::Sources,
+    ..DENSE
+};
+const QWEN3_NEXT: ArchitectureSupport = ArchitectureSupport {
+    examples: &["Qwen3-Next-80B-A3B", "Qwen3-Coder-Next"],
+    has_experts: true,
+    ..HYBRID
+};
+const QWEN35: ArchitectureSupport =
+    ArchitectureSupport { examples: &["Qwen3.5 (text only)"], ..HYBRID };
+const QWEN35_MULTIMODAL: ArchitectureSupport = ArchitectureSupport {
+    examples: &["Qwen3.5-0.8B to 27B", "Qwen3.6-27B"],
+    limits: &[TEXT_PART, NO_DRAFTS],
+    ..HYBRID
+};
+const QWEN35_MOE: ArchitectureSupport =
+    ArchitectureSupport { examples: &["Qwen3.5-MoE (text only)"], has_experts: true, ..HYBRID };
+const QWEN35_MOE_MULTIMODAL: ArchitectureSupport = ArchitectureSupport {
+    examples: &["Qwen3.5-35B-A3B, 122B-A10B, 397B-A17B", "Qwen3.6-35B-A3B"],
+    has_experts: true,
+    limits: &[TEXT_PART, NO_DRAFTS],
+    ..HYBRID
+};
+const LLAMA_EAGLE3: ArchitectureSupport = ArchitectureSupport {
+    examples: &["EAGLE3-LLaMA3.1", "Qwen3 EAGLE-3 heads"],
+    is_draft_only: true,
+    formats: Fp8Support { fp8_weights: false, fp8_kv_cache: false },
+    limits: &["`num_hidden_layers`: 1", "`tie_word_embeddings`: false"],
+    ..DENSE
+};
+
 impl ModelArchitecture {
     /// Returns the features that are supported for the architecture.
     #[must_use]
     pub const fn support(self) -> ArchitectureSupport {
         match self {
-            Self::Llama => ArchitectureSupport {
-                examples: &["Llama 2, 3.x", "SmolLM2", "R1-Distill-Llama"],
-                ..DENSE
-            },
-            Self::Mistral => ArchitectureSupport {
-                examples: &["Mistral-7B v0.1 to v0.3", "Mistral-Nemo"],
-                ..DENSE
-            },
-            Self::Mistral3 => ArchitectureSupport {
-                examples: &["Mistral-Small-3.1, 3.2", "Magistral-Small-2509", "Ministral-3"],
-                limits: &[TEXT_PART, FULL_ROPE],
-                ..DENSE
-            },
-            Self::Ministral3 => {
-                ArchitectureSupport { examples: &["Ministral-3 (text only)"], ..DENSE }
-            }
-            Self::Qwen3Vl => ArchitectureSupport {
-                examples: &["Qwen3-VL-2B to 32B"],
-                limits: &[TEXT_PART, FULL_ROPE],
-                ..DENSE
-            },
-            Self::Qwen3VlMoe => ArchitectureSupport {
-                examples: &["Qwen3-VL-30B-A3B", "Qwen3-VL-235B-A22B"],
-                has_experts: true,
-                limits: &[TEXT_PART, FULL_ROPE],
-                ..DENSE
-            },
-            Self::Mixtral => ArchitectureSupport {
-                examples: &["Mixtral-8x7B", "Mixtral-8x22B"],
-                has_experts: true,
-                ..DENSE
-            },
-            Self::Qwen2 => {
-                ArchitectureSupport { examples: &["Qwen2, Qwen2.5", "R1-Distill-Qwen"], ..DENSE }
-            }
-            Self::Qwen2Moe => ArchitectureSupport {
-                examples: &["Qwen1.5-MoE-A2.7B", "Qwen2-57B-A14B"],
-                has_experts: true,
-                ..DENSE
-            },
-            Self::Qwen3 => ArchitectureSupport { examples: &["Qwen3-0.6B to 32B"], ..DENSE },
-            Self::Qwen3Moe => ArchitectureSupport {
-                examples: &["Qwen3-30B-A3B", "Qwen3-235B-A22B"],
-                has_experts: true,
-                ..DENSE
-            },
-            Self::Granite => ArchitectureSupport { examples: &["Granite 3.x"], ..DENSE },
-            Self::GraniteMoeHybrid => ArchitectureSupport {
-                examples: &["Granite-4.0-micro, 350m, 1b"],
-                limits: &[DENSE_GRANITE, FULL_ROPE],
-                ..DENSE
-            },
-            Self::SmolLm3 => ArchitectureSupport { examples: &["SmolLM3-3B"], ..DENSE },
-            Self::Olmo2 => ArchitectureSupport { examples: &["OLMo-2-1B to 32B"], ..DENSE },
-            Self::Olmo3 => {
-                ArchitectureSupport { amd: AmdEvidence::Sources, examples: &["OLMo 3"], ..DENSE }
-            }
-            Self::SeedOss => ArchitectureSupport { examples: &["Seed-OSS-36B"], ..DENSE },
-            Self::Ernie45 => ArchitectureSupport { examples: &["ERNIE-4.5-0.3B"], ..DENSE },
-            Self::DeepseekV2 => {
-                ArchitectureSupport { examples: &["DeepSeek-V2", "DeepSeek-V2-Lite"], ..DEEPSEEK }
-            }
-            Self::DeepseekV3 => ArchitectureSupport {
-                examples: &["DeepSeek-V3, V3-0324, V3.1", "DeepSeek-R1"],
-                has_mtp: true,
-                ..DEEPSEEK
-            },
-            Self::Phi3 => ArchitectureSupport {
-                examples: &["Phi-4", "Phi-4-mini", "Phi-3.5-mini", "Phi-3-mini-4k, 128k"],
-                limits: &[LONGROPE],
-                ..DENSE
-            },
-            Self::Gemma3 => ArchitectureSupport {
-                examples: &["gemma-3-270m", "gemma-3-1b"],
-                limits: &[CAUSAL_ONLY, FULL_ROPE],
-                amd: AmdEvidence::Sources,
-                ..DENSE
-            },
-            Self::Gemma3Multimodal => ArchitectureSupport {
-                examples: &["gemma-3-4b, 12b, 27b"],
-                limits: &[TEXT_PART, CAUSAL_ONLY, UNCAPPED, FULL_ROPE],
-                amd: AmdEvidence::Sources,
-                ..DENSE
-            },
-            Self::GptOss => ArchitectureSupport {
-                examples: &["gpt-oss-20b", "gpt-oss-120b"],
-                has_experts: true,
-                formats: Fp8Support { fp8_weights: false, fp8_kv_cache: true },
-                limits: &[MXFP4_EXPERTS, FULL_ROPE],
-                amd: AmdEvidence::Sources,
-                ..DENSE
-            },
-            Self::Qwen3Next => ArchitectureSupport {
-                examples: &["Qwen3-Next-80B-A3B", "Qwen3-Coder-Next"],
-                has_experts: true,
-                ..HYBRID
-            },
-            Self::Qwen35 => ArchitectureSupport { examples: &["Qwen3.5 (text only)"], ..HYBRID },
-            Self::Qwen35Multimodal => ArchitectureSupport {
-                examples: &["Qwen3.5-0.8B to 27B", "Qwen3.6-27B"],
-                limits: &[TEXT_PART, NO_DRAFTS],
-                ..HYBRID
-            },
-            Self::Qwen35Moe => ArchitectureSupport {
-                examples: &["Qwen3.5-MoE (text only)"],
-                has_experts: true,
-                ..HYBRID
-            },
-            Self::Qwen35MoeMultimodal => ArchitectureSupport {
-                examples: &["Qwen3.5-35B-A3B, 122B-A10B, 397B-A17B", "Qwen3.6-35B-A3B"],
-                has_experts: true,
-                limits: &[TEXT_PART, NO_DRAFTS],
-                ..HYBRID
-            },
-            Self::LlamaEagle3 => ArchitectureSupport {
-                examples: &["EAGLE3-LLaMA3.1", "Qwen3 EAGLE-3 heads"],
-                is_draft_only: true,
-                formats: Fp8Support { fp8_weights: false, fp8_kv_cache: false },
-                limits: &["`num_hidden_layers`: 1", "`tie_word_embeddings`: false"],
-                ..DENSE
-            },
+            Self::Llama => LLAMA,
+            Self::Mistral => MISTRAL,
+            Self::Mistral3 => MISTRAL3,
+            Self::Ministral3 => MINISTRAL3,
+            Self::Qwen3Vl => QWEN3_VL,
+            Self::Qwen3VlMoe => QWEN3_VL_MOE,
+            Self::Mixtral => MIXTRAL,
+            Self::Qwen2 => QWEN2,
+            Self::Qwen2Moe => QWEN2_MOE,
+            Self::Qwen3 => QWEN3,
+            Self::Qwen3Moe => QWEN3_MOE,
+            Self::Granite => GRANITE,
+            Self::GraniteMoeHybrid => GRANITE_MOE_HYBRID,
+            Self::SmolLm3 => SMOL_LM3,
+            Self::Olmo2 => OLMO2,
+            Self::Olmo3 => OLMO3,
+            Self::SeedOss => SEED_OSS,
+            Self::Glm => GLM,
+            Self::Glm4 => GLM4,
+            Self::Ernie45 => ERNIE45,
+            Self::DeepseekV2 => DEEPSEEK_V2,
+            Self::DeepseekV3 => DEEPSEEK_V3,
+            Self::Phi3 => PHI3,
+            Self::Gemma3 => GEMMA3,
+            Self::Gemma3Multimodal => GEMMA3_MULTIMODAL,
+            Self::GptOss => GPT_OSS,
+            Self::Qwen3Next => QWEN3_NEXT,
+            Self::Qwen35 => QWEN35,
+            Self::Qwen35Multimodal => QWEN35_MULTIMODAL,
+            Self::Qwen35Moe => QWEN35_MOE,
+            Self::Qwen35MoeMultimodal => QWEN35_MOE_MULTIMODAL,
+            Self::LlamaEagle3 => LLAMA_EAGLE3,
         }
     }
 }

@@ -175,6 +175,8 @@ fn tool_call_syntax(
         | ModelArchitecture::GraniteMoeHybrid
         | ModelArchitecture::Olmo2
         | ModelArchitecture::Ernie45
+        | ModelArchitecture::Glm
+        | ModelArchitecture::Glm4
         | ModelArchitecture::SmolLm3
         | ModelArchitecture::Qwen3Next
         | ModelArchitecture::GptOss => ToolCallSyntax::Hermes,

@@ -190,6 +190,8 @@ def config(architecture: str, heads: int, kv_heads: int, head_dim: int, **more) 
             "SmolLM3ForCausalLM": "smollm3",
             "SeedOssForCausalLM": "seed_oss",
             "Ernie4_5ForCausalLM": "ernie4_5",
+            "GlmForCausalLM": "glm",
+            "Glm4ForCausalLM": "glm4",
             "DeepseekV2ForCausalLM": "deepseek_v2",
             "DeepseekV3ForCausalLM": "deepseek_v3",
             "Gemma3ForCausalLM": "gemma3_text",
@@ -665,6 +667,18 @@ CASES = {
     ),
     "ernie4_5-tied-d64": config("Ernie4_5ForCausalLM", 4, 2, 64, tie_word_embeddings=True, rope_theta=500000.0),
     "ernie4_5-biases-d128": config("Ernie4_5ForCausalLM", 8, 2, 128, use_bias=True),
+    "glm-biases": config("GlmForCausalLM", 4, 2, 32, pad_token_id=None),
+    "glm4-sandwich-tied": config(
+        "Glm4ForCausalLM",
+        4,
+        2,
+        64,
+        tie_word_embeddings=True,
+        partial_rotary_factor=0.25,
+        attention_bias=False,
+        pad_token_id=None,
+    ),
+    "glm4-biases-d128": config("Glm4ForCausalLM", 8, 2, 128, pad_token_id=None),
     "qwen2_moe-gated-shared": config(
         "Qwen2MoeForCausalLM",
         4,
@@ -883,7 +897,7 @@ def head_rows(case: dict, projection: str) -> int:
     return heads * case.get("head_dim", case["hidden_size"] // case["num_attention_heads"])
 
 
-def canonical(name: str) -> str | None:
+def canonical(name: str, model_type: str) -> str | None:
     """Name from which values are computed; None for weights of vision encoders, which text does not need."""
     if name.startswith(("model.visual.", "model.vision_tower.", "model.multi_modal_projector.")):
         return None
@@ -893,6 +907,12 @@ def canonical(name: str) -> str | None:
         ".shared_mlp.output_linear.": ".mlp.down_proj.",
         ".mlp.router.": ".mlp.gate.",
     }
+    if model_type == "glm4":
+        names |= {
+            ".post_attention_layernorm.": ".pre_feedforward_layernorm.",
+            ".post_self_attn_layernorm.": ".post_attention_layernorm.",
+            ".post_mlp_layernorm.": ".post_feedforward_layernorm.",
+        }
     for stored, known in names.items():
         name = name.replace(stored, known)
     return name
@@ -930,7 +950,7 @@ class Watched:
             stored = [*self.model.named_parameters()]
             stored += [(n, b) for n, b in self.model.named_buffers() if n.endswith("correction_bias")]
             for name, parameter in stored:
-                if (known := canonical(name)) is None:
+                if (known := canonical(name, case["model_type"])) is None:
                     continue
                 made = weight(case.get("text_config", case), known, seed, tuple(parameter.shape))
                 parameter.copy_(torch.from_numpy(made))

@@ -1,5 +1,6 @@
 //! Tests of model families with ops that other families do not use: multipliers, layers without RoPE, partial
-//! rotary embedding, gated shared experts, gated delta nets, sliding windows with sandwich norms, and attention sinks with biased experts.
+//! rotary embedding, interleaved RoPE, gated shared experts, gated delta nets, sandwich norms, sliding windows, and attention sinks
+//! with biased experts.
 
 use std::path::Path;
 
@@ -75,6 +76,11 @@ fn attention_temperature_matches_the_cpu() {
 #[test]
 fn partial_rotary_matches_the_cpu() {
     check("phi3", r#""architectures": ["Phi3ForCausalLM"], "partial_rotary_factor": 0.75"#);
+}
+
+#[test]
+fn sandwich_norms_match_the_cpu() {
+    check("glm4", r#""architectures": ["Glm4ForCausalLM"], "partial_rotary_factor": 0.5"#);
 }
 
 #[test]

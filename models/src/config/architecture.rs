@@ -42,6 +42,10 @@ pub enum ModelArchitecture {
     SeedOss,
     /// `Ernie4_5ForCausalLM`
     Ernie45,
+    /// `GlmForCausalLM`
+    Glm,
+    /// `Glm4ForCausalLM`
+    Glm4,
     /// `DeepseekV2ForCausalLM`
     DeepseekV2,
     /// `DeepseekV3ForCausalLM`
@@ -70,7 +74,7 @@ pub enum ModelArchitecture {
 
 impl ModelArchitecture {
     /// All supported architectures.
-    pub const ALL: [Self; 30] = [
+    pub const ALL: [Self; 32] = [
         Self::Llama,
         Self::Mistral,
         Self::Mistral3,
@@ -89,6 +93,8 @@ impl ModelArchitecture {
         Self::Olmo3,
         Self::SeedOss,
         Self::Ernie45,
+        Self::Glm,
+        Self::Glm4,
         Self::DeepseekV2,
         Self::DeepseekV3,
         Self::Phi3,
@@ -125,6 +131,8 @@ impl ModelArchitecture {
             Self::Olmo3 => "Olmo3ForCausalLM",
             Self::SeedOss => "SeedOssForCausalLM",
             Self::Ernie45 => "Ernie4_5ForCausalLM",
+            Self::Glm => "GlmForCausalLM",
+            Self::Glm4 => "Glm4ForCausalLM",
             Self::DeepseekV2 => "DeepseekV2ForCausalLM",
             Self::DeepseekV3 => "DeepseekV3ForCausalLM",
             Self::Phi3 => "Phi3ForCausalLM",

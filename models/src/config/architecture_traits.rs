@@ -1,7 +1,7 @@
 //! Properties by which architectures differ: default values of `config.json`, biases, norms, windows and RoPE.
 //!
-//! The values are those of transformers (`configuration_*.py`, `modeling_*.py`). An architecture that differs from
-//! another one in a few properties is a row with these properties.
+//! The values are those of transformers (`configuration_*.py`, `modeling_*.py`). Most rows inherit from another row and
+//! list only the fields that differ.
 
 use super::{ModelArchitecture, NormPlacement, NormWeightKind};
 use crate::weights::RotaryPairKind;
@@ -77,20 +77,23 @@ pub(crate) enum WindowedLayerRule {
 pub(crate) enum AttentionBiasRule {
     /// The output projection has no bias; those of query, key and value have biases if `qkv` is true.
     Fixed { qkv: bool },
-    /// The field `qkv_bias` tells whether query, key and value have biases; the output projection has none.
+    /// The field `qkv_bias` (default true) tells whether query, key and value have biases; the output projection has none.
     QkvField,
+    /// The field `attention_bias` (default true) tells whether query, key and value have biases; the output projection has
+    /// none.
+    QkvOnly,
     /// The field `attention_bias` tells whether all projections have biases.
     Field { default: bool },
     /// The field `use_bias` tells whether all projections of attention and of dense MLPs have biases.
     SharedField,
-    /// `attention_bias` (default true) is about query, key and value, `attention_out_bias` about the output.
+    /// `attention_bias` (default true) applies to query, key and value, `attention_out_bias` to the output.
     TwoFields,
 }
 
 impl AttentionBiasRule {
     /// Whether the field `attention_bias` is read.
     pub(crate) const fn reads_field(self) -> bool {
-        matches!(self, Self::Field { .. } | Self::TwoFields)
+        matches!(self, Self::Field { .. } | Self::QkvOnly | Self::TwoFields)
     }
 }
 
@@ -157,6 +160,16 @@ const ERNIE45: ArchitectureTraits = ArchitectureTraits {
     ties_by_default: true,
     ..LLAMA
 };
+const GLM: ArchitectureTraits = ArchitectureTraits {
+    kv_heads_default: Some(2),
+    head_dim_default: Some(128),
+    partial_rotary_default: Some(0.5),
+    rotary_pairs: RotaryPairKind::Adjacent,
+    attention_bias: AttentionBiasRule::QkvOnly,
+    may_have_mlp_bias: false,
+    ..LLAMA
+};
+const GLM4: ArchitectureTraits = ArchitectureTraits { norm_placement: NormPlacement::Both, ..GLM };
 const OLMO2: ArchitectureTraits = ArchitectureTraits {
     may_have_mlp_bias: false,
     qk_norm: QkNormKind::AllHeads,
@@ -288,6 +301,8 @@ impl ModelArchitecture {
             Self::SmolLm3 => &SMOL_LM3,
             Self::SeedOss => &SEED_OSS,
             Self::Ernie45 => &ERNIE45,
+            Self::Glm => &GLM,
+            Self::Glm4 => &GLM4,
             Self::Olmo2 => &OLMO2,
             Self::Olmo3 => &OLMO3,
             Self::Mistral => &MISTRAL,

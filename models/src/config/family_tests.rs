@@ -65,6 +65,10 @@ fn biases_follow_the_family() {
     const ERNIE: &str = "Ernie4_5ForCausalLM";
     assert_eq!(biases(ERNIE, json!({})), (false, false, false));
     assert_eq!(biases(ERNIE, json!({"use_bias": true})), (true, true, true));
+    for name in ["GlmForCausalLM", "Glm4ForCausalLM"] {
+        assert_eq!(biases(name, json!({})), (true, false, false));
+        assert_eq!(biases(name, json!({"attention_bias": false})), (false, false, false));
+    }
     for field in ["attention_bias", "mlp_bias"] {
         let error = parse(ERNIE, &json!({field: true})).unwrap_err();
         assert!(error.contains(field), "{error}");

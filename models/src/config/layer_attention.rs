@@ -83,37 +83,18 @@ fn windowed_layers(
         return Ok(Vec::new()); // Their layer types are read by `GatedDeltaConfig`.
     }
     let listed = listed_layers(fields, config)?;
-    let rule = config.architecture.traits().windowed_layers;
-    match rule {
+    let layers = 0..config.layers;
+    let by_rule = match config.architecture.traits().windowed_layers {
         WindowedLayerRule::Absent => return equal_layers(fields, config, listed, None),
         WindowedLayerRule::All => return equal_layers(fields, config, listed, window),
-        _ => {}
-    }
-    if rule == WindowedLayerRule::ExceptEveryNth
-        && let Some(listed) = listed
-    {
-        return Ok(listed); // The pattern is read only if there is no list.
-    }
-    let by_rule = layers_of_rule(fields, config, rule, window)?;
-    Ok(listed.unwrap_or(by_rule))
-}
-
-/// Layers that have the window `window` by the rule of the architecture.
-fn layers_of_rule(
-    fields: &JsonFields,
-    config: &ModelConfig,
-    rule: WindowedLayerRule,
-    window: Option<usize>,
-) -> Result<Vec<bool>, ModelConfigError> {
-    let layers = 0..config.layers;
-    Ok(match rule {
-        WindowedLayerRule::Absent => vec![false; config.layers],
-        WindowedLayerRule::All => vec![window.is_some(); config.layers],
         WindowedLayerRule::Even => layers.map(|i| i.is_multiple_of(2)).collect(),
         WindowedLayerRule::ExceptEveryFourth => {
             layers.map(|i| !(i + 1).is_multiple_of(4)).collect()
         }
-        WindowedLayerRule::ExceptEveryNth => gemma3_layers(fields, config.layers)?,
+        WindowedLayerRule::ExceptEveryNth => match listed {
+            Some(listed) => return Ok(listed), // The pattern is read only if there is no list.
+            None => gemma3_layers(fields, config.layers)?,
+        },
         WindowedLayerRule::FromIndex => {
             let from = max_window_layers(fields)?;
             layers.map(|i| window.is_some() && i as f64 >= from).collect()
@@ -126,7 +107,8 @@ fn layers_of_rule(
         WindowedLayerRule::WithoutRope => {
             layers.map(|i| window.is_some() && config.nope_layers.contains(&i)).collect()
         }
-    })
+    };
+    Ok(listed.unwrap_or(by_rule))
 }
 
 fn max_window_layers(fields: &JsonFields) -> Result<f64, ModelConfigError> {

@@ -128,9 +128,7 @@ fn reject_unsupported(
     }
     let traits = architecture.traits();
     if !traits.attention_bias.reads_field() && fields.flag("attention_bias", false)? {
-        return Err(
-            fields.unsupported("attention_bias", "the biases of this architecture are fixed")
-        );
+        return Err(fields.unsupported("attention_bias", "this architecture does not read it"));
     }
     if fields.flag("lm_head_bias", false)? {
         return Err(fields.unsupported("lm_head_bias", "LM heads have no biases"));
@@ -157,6 +155,9 @@ impl AttentionBiasFlags {
             AttentionBiasRule::Fixed { qkv } => Self { qkv_bias: qkv, out_bias: false },
             AttentionBiasRule::QkvField => {
                 Self { qkv_bias: fields.flag("qkv_bias", true)?, out_bias: false }
+            }
+            AttentionBiasRule::QkvOnly => {
+                Self { qkv_bias: fields.flag("attention_bias", true)?, out_bias: false }
             }
             AttentionBiasRule::SharedField => both(fields.flag("use_bias", false)?),
             AttentionBiasRule::Field { default } => both(fields.flag("attention_bias", default)?),

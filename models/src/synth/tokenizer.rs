@@ -59,6 +59,12 @@ const GEMMA_TEMPLATE: &str = "{{ bos_token }}{% for message in messages %}\
 {{ '<start_of_turn>' + role + '\n' + message['content'] + '<end_of_turn>\n' }}{% endfor %}\
 {% if add_generation_prompt %}{{ '<start_of_turn>model\n' }}{% endif %}";
 
+const GLM: &[&str] =
+    &["<|endoftext|>", "[gMASK]", "<sop>", "<|system|>", "<|user|>", "<|assistant|>"];
+const GLM_TEMPLATE: &str = "[gMASK]<sop>{% for message in messages %}\
+{{ '<|' + message['role'] + '|>\n' + message['content'] }}{% endfor %}\
+{% if add_generation_prompt %}{{ '<|assistant|>\n' }}{% endif %}";
+
 const DEEPSEEK: &[&str] =
     &["<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>", "<｜User｜>", "<｜Assistant｜>"];
 const DEEPSEEK_TEMPLATE: &str = "{{ bos_token }}{% for message in messages %}\
@@ -131,6 +137,12 @@ impl SynthTokenizerSpec {
                 template: GEMMA_TEMPLATE,
                 bos: Some("<bos>"),
                 eos: &["<end_of_turn>", "<eos>"],
+            },
+            ModelArchitecture::Glm | ModelArchitecture::Glm4 => Self {
+                special: GLM,
+                template: GLM_TEMPLATE,
+                bos: None,
+                eos: &["<|user|>", "<|endoftext|>"],
             },
             ModelArchitecture::GptOss => Self {
                 special: HARMONY,

@@ -147,7 +147,9 @@ fn has_fused_experts(config: &ModelConfig) -> bool {
 fn stores_fused_rows(config: &ModelConfig, fused: &FusedWeightLocation) -> bool {
     match config.architecture {
         ModelArchitecture::Phi3 => true,
-        ModelArchitecture::GraniteMoeHybrid => fused.name.contains(GATE_UP.name),
+        ModelArchitecture::GraniteMoeHybrid | ModelArchitecture::Glm | ModelArchitecture::Glm4 => {
+            fused.name.contains(GATE_UP.name)
+        }
         _ => false,
     }
 }

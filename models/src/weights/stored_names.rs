@@ -50,6 +50,14 @@ const GRANITE4_MODULES: &[TensorNameReplacement] = &[
     spelling(".shared_mlp.output_linear.", ".mlp.down_proj."),
 ];
 
+/// Norms of a GLM-4 layer (`modeling_glm4.py`). The order matters: the second replacement writes the name that the first
+/// one replaces.
+const GLM4_MODULES: &[TensorNameReplacement] = &[
+    spelling(".post_attention_layernorm.", ".pre_feedforward_layernorm."),
+    spelling(".post_self_attn_layernorm.", ".post_attention_layernorm."),
+    spelling(".post_mlp_layernorm.", ".post_feedforward_layernorm."),
+];
+
 /// Module of the router in a gpt-oss layer (`modeling_gpt_oss.py`).
 const GPT_OSS_MODULES: &[TensorNameReplacement] = &[spelling(".mlp.router.", ".mlp.gate.")];
 
@@ -69,6 +77,7 @@ fn module_spellings(config: &ModelConfig) -> &'static [TensorNameReplacement] {
     match config.architecture {
         ModelArchitecture::Mixtral => MIXTRAL_MODULES,
         ModelArchitecture::GraniteMoeHybrid => GRANITE4_MODULES,
+        ModelArchitecture::Glm4 => GLM4_MODULES,
         ModelArchitecture::GptOss => GPT_OSS_MODULES,
         _ => &[],
     }
@@ -104,7 +113,7 @@ pub(crate) fn family_name(config: &ModelConfig, canonical: &str) -> String {
         Some(format!("{}{rest}", spelling.stored))
     });
     let name = renamed.unwrap_or_else(|| canonical.to_owned());
-    let modules = module_spellings(config).iter();
+    let modules = module_spellings(config).iter().rev();
     modules.fold(name, |name, spelling| name.replace(spelling.canonical, spelling.stored))
 }
 
@@ -112,4 +121,50 @@ pub(crate) fn family_name(config: &ModelConfig, canonical: &str) -> String {
 pub(super) fn is_vision_tensor(config: &ModelConfig, name: &str) -> bool {
     config.architecture.is_multimodal()
         && VISION_PREFIXES.iter().any(|prefix| name.starts_with(prefix))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::weight_table::tests::tiny;
+
+    const NAMES: &[&str] = &[
+        "model.embed_tokens.weight",
+        "model.layers.1.input_layernorm.weight",
+        "model.layers.1.post_attention_layernorm.weight",
+        "model.layers.1.pre_feedforward_layernorm.weight",
+        "model.layers.1.post_feedforward_layernorm.weight",
+        "model.layers.1.self_attn.q_proj.weight",
+        "model.layers.1.mlp.gate_up_proj.weight",
+        "model.layers.1.mlp.down_proj.weight",
+        "model.layers.1.mlp.gate.weight",
+        "model.layers.1.mlp.experts.3.down_proj.weight",
+        "lm_head.weight",
+    ];
+
+    #[test]
+    fn family_names_are_read_as_canonical_names() {
+        for architecture in ModelArchitecture::ALL {
+            let config = ModelConfig { architecture, ..tiny("LlamaForCausalLM") };
+            for name in NAMES {
+                let stored = family_name(&config, name);
+                assert_eq!(canonical_name(&config, &stored), *name, "{architecture}: {stored}");
+            }
+        }
+    }
+
+    #[test]
+    fn norms_of_glm4_have_other_names() {
+        let config = tiny("Glm4ForCausalLM");
+        for (canonical, stored) in [
+            ("post_attention_layernorm", "post_self_attn_layernorm"),
+            ("pre_feedforward_layernorm", "post_attention_layernorm"),
+            ("post_feedforward_layernorm", "post_mlp_layernorm"),
+        ] {
+            let [canonical, stored] =
+                [canonical, stored].map(|norm| format!("model.layers.0.{norm}.weight"));
+            assert_eq!(family_name(&config, &canonical), stored);
+            assert_eq!(canonical_name(&config, &stored), canonical);
+        }
+    }
 }
