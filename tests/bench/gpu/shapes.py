@@ -2,7 +2,8 @@
 """Writes model folders without weights, with the shapes used in the results: shapes.py OUT.
 
 They are served with `--load-format synth`; the tokenizer is the demo model's, since load is ids. Sizes are those of
-deepseek-ai/DeepSeek-V2-Lite, deepseek-ai/DeepSeek-V3 and Qwen3's 0.6B, 8B and 30B-A3B as published.
+deepseek-ai/DeepSeek-V2-Lite, deepseek-ai/DeepSeek-V3, Qwen3's 0.6B, 8B and 30B-A3B, gpt-oss, Gemma 3 27B, Qwen3.5-35B-A3B and
+Qwen3-Next-80B-A3B as published.
 """
 import json
 import pathlib
@@ -29,7 +30,41 @@ QWEN = {
     "attention_bias": False, "tie_word_embeddings": False, "torch_dtype": "bfloat16", "bos_token_id": 0, "eos_token_id": 2,
 }  # fmt: skip
 
+FP8_BLOCKS = {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic", "weight_block_size": [128, 128]}
+GPT_OSS = QWEN | {
+    "architectures": ["GptOssForCausalLM"], "model_type": "gpt_oss", "rms_norm_eps": 1e-5, "rope_theta": 150000, "hidden_size": 2880,
+    "intermediate_size": 2880, "num_attention_heads": 64, "head_dim": 64, "vocab_size": 201088, "max_position_embeddings": 131072,
+    "attention_bias": True, "num_experts_per_tok": 4, "sliding_window": 128, "swiglu_limit": 7.0,
+    "rope_scaling": {"rope_type": "yarn", "factor": 32.0, "original_max_position_embeddings": 4096, "beta_fast": 32.0, "beta_slow": 1.0,
+                     "truncate": False},
+    "quantization_config": {"quant_method": "mxfp4", "modules_to_not_convert": [
+        "model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens", "lm_head"]},
+}  # fmt: skip
+# Gated delta nets: every fourth layer has attention.
+HYBRID = QWEN | {
+    "hidden_size": 2048, "num_attention_heads": 16, "num_key_value_heads": 2, "head_dim": 256, "max_position_embeddings": 262144,
+    "moe_intermediate_size": 512, "shared_expert_intermediate_size": 512, "full_attention_interval": 4, "linear_conv_kernel_dim": 4,
+    "linear_num_key_heads": 16, "linear_num_value_heads": 32, "linear_key_head_dim": 128, "linear_value_head_dim": 128,
+    "quantization_config": FP8_BLOCKS | {"modules_to_not_convert": ["lm_head"] + [
+        f"model.layers.{i}.{module}" for i in range(48) for module in ("linear_attn", "mlp.gate", "mlp.shared_expert_gate")]},
+}  # fmt: skip
+
 SHAPES = {
+    "gpt-oss-20b": GPT_OSS | {"num_hidden_layers": 24, "num_local_experts": 32},
+    "gpt-oss-120b": GPT_OSS | {"num_hidden_layers": 36, "num_local_experts": 128},
+    "gemma-3-27b": {k: v for k, v in QWEN.items() if k != "hidden_act"} | {
+        "architectures": ["Gemma3ForCausalLM"], "model_type": "gemma3_text", "hidden_activation": "gelu_pytorch_tanh", "hidden_size": 5376,
+        "intermediate_size": 21504, "num_hidden_layers": 62, "num_key_value_heads": 16, "vocab_size": 262208, "sliding_window": 1024,
+        "sliding_window_pattern": 6, "max_position_embeddings": 131072, "rope_local_base_freq": 10000, "query_pre_attn_scalar": 168,
+        "rope_scaling": {"rope_type": "linear", "factor": 8.0}, "tie_word_embeddings": True},
+    "qwen3.5-35b-a3b-fp8": HYBRID | {
+        "architectures": ["Qwen3_5MoeForCausalLM"], "model_type": "qwen3_5_moe_text", "num_hidden_layers": 40, "num_experts": 256,
+        "num_experts_per_tok": 8, "vocab_size": 248320,
+        "rope_theta": 10000000, "rope_parameters": {"rope_type": "default", "rope_theta": 10000000, "partial_rotary_factor": 0.25}},
+    "qwen3-next-80b-a3b-fp8": HYBRID | {
+        "architectures": ["Qwen3NextForCausalLM"], "model_type": "qwen3_next", "num_hidden_layers": 48, "num_experts": 512,
+        "num_experts_per_tok": 10, "intermediate_size": 5120, "norm_topk_prob": True, "decoder_sparse_step": 1, "mlp_only_layers": [],
+        "rope_theta": 10000000, "partial_rotary_factor": 0.25},
     "v2-lite": LITE | {"architectures": ["DeepseekV2ForCausalLM"], "model_type": "deepseek_v2", "topk_method": "greedy",
                        "scoring_func": "softmax", "norm_topk_prob": False, "n_group": 1, "topk_group": 1},
     "v2-lite-mtp": LITE | V3 | {"n_group": 1, "topk_group": 1},
