@@ -173,7 +173,6 @@ def difference(job, counts):
     if not is_counted(job) or not recorded_counts():
         return ""
     recorded = recorded_counts().get(compilation_name(job), [])
-    counts = machine_code.without_new_columns(recorded, counts)
     if recorded == counts:
         return ""
     lines = difflib.unified_diff(recorded, counts, "machine_code.txt", "this source", lineterm="", n=0)
@@ -185,7 +184,7 @@ def note(job, counts):
     recorded = recorded_file()[1].get(compilation_name(job))
     if not is_counted(job) or recorded_counts() or not recorded:
         return ""
-    return "; ".join(machine_code.worse_counts(recorded, machine_code.without_new_columns(recorded, counts)))
+    return "; ".join(machine_code.worse_counts(recorded, counts))
 
 
 def compile_one(job):

@@ -7,10 +7,13 @@ instructions, the widths of memory accesses, the waits for global memory and the
 
 The counts are static. Instructions of a loop are counted once each, in the order of their addresses, whether or not a
 branch skips them. Bank conflicts depend on addresses: the emulator of machine code counts them. Waves per SIMD by LDS count
-static LDS only, because the host chooses the dynamic LDS of a launch.
+static LDS only, because the host chooses the dynamic LDS of a launch; amd_isa.md has the LDS of the launches of the tests.
 
-A row that was recorded before a column existed has no such column (OPTIONAL_COLUMNS), and is compared without it. Another
-version of clang 22 than the recorded one has other counts; `worse_counts` finds those that are clearly worse.
+Cycles of vector and of matrix instructions are those of one wave alone. A SIMD has 16 lanes, so a vector instruction of a wave
+takes 4 cycles; transcendental ones take four times as many. `mfma per valu cycle` is the ratio of both: below 1, the vector
+instructions of a wave take longer than its matrix instructions.
+
+Another version of clang 22 than the recorded one has other counts; `worse_counts` finds those that are clearly worse.
 """
 import collections, math, re, subprocess
 
@@ -21,7 +24,9 @@ SIMDS = 4             # per compute unit
 LDS_BYTES = {"gfx942": 64 << 10, "gfx950": 160 << 10}  # per compute unit
 LDS_UNIT = {"gfx942": 512, "gfx950": 1280}             # LDS is allocated in units of this size
 WAVE_LANES = 64
-OPTIONAL_COLUMNS = [r", sgpr spills \d+", r", waves per SIMD by static lds \d+"]
+VALU_CYCLES = 4            # of a vector instruction
+TRANSCENDENTAL_CYCLES = 16
+TRANSCENDENTAL = re.compile(r"v_(exp|log|rcp|rcp_iflag|rsq|sqrt|sin|cos)_(f16|f32|f64)")
 
 # Cycles of the matrix unit by shape; four times the passes of the ISA guides of CDNA 3 and CDNA 4. 16x16x128 and 32x32x64
 # (f8f6f4) take the cycles of fp8, the slowest of their formats.
@@ -35,7 +40,11 @@ Loop = collections.namedtuple("Loop", "first last")
 
 def disassemble(code_object):
     """Returns the instructions of each function of a code object by name."""
-    text = subprocess.run(["llvm-objdump-22", "-d", code_object], capture_output=True, text=True, check=True).stdout
+    return parse_disassembly(subprocess.run(["llvm-objdump-22", "-d", code_object], capture_output=True, text=True, check=True).stdout)
+
+
+def parse_disassembly(text):
+    """Returns the instructions of each function of a text of llvm-objdump by name."""
     functions, current = {}, None
     for line in text.splitlines():
         if symbol := re.match(r"^[0-9a-f]+ <(.+)>:$", line):
@@ -82,6 +91,10 @@ def mfma_cycles(op):
     if not shape or shape[0] not in MFMA_CYCLES:
         raise ValueError(f"{op}: unknown matrix instruction")
     return MFMA_CYCLES[shape[0]]
+
+
+def valu_cycles(op):
+    return TRANSCENDENTAL_CYCLES if TRANSCENDENTAL.match(op) else VALU_CYCLES
 
 
 def access_width(op):
@@ -142,10 +155,12 @@ def loop_text(body):
     matrix = [i for i in body if is_matrix(i)]
     vector = [i for i in body if i.op.startswith("v_") and not is_matrix(i)]
     scalar = [i for i in body if i.op.startswith("s_") and not i.op.startswith(("s_waitcnt", "s_nop", "s_barrier"))]
+    in_vector, in_matrix = sum(valu_cycles(i.op) for i in vector), sum(mfma_cycles(i.op) for i in matrix)
     parts = [
-        f"valu {len(vector)} (sdwa {sum('sdwa' in i.op for i in vector)})",
+        f"valu {len(vector)} (sdwa {sum('sdwa' in i.op for i in vector)}, {in_vector} cycles)",
         f"salu {len(scalar)}",
-        f"mfma {len(matrix)} ({sum(mfma_cycles(i.op) for i in matrix)} cycles)",
+        f"mfma {len(matrix)} ({in_matrix} cycles)",
+        *([f"mfma per valu cycle {in_matrix / in_vector:.2f}"] if in_matrix and in_vector else []),
         f"global loads {widths_of(body, r'(global|flat|buffer)_load')}",
         f"stores {widths_of(body, r'(global|flat|buffer)_store')}",
         f"lds reads {widths_of(body, r'ds_read')}",
@@ -216,19 +231,6 @@ def report(code_object):
     return lines
 
 
-def without_new_columns(recorded, counts):
-    """Returns `counts` without the optional columns that the recorded rows of the same kernel do not have."""
-    kernels = {line.split(":")[0]: line for line in recorded if not line.startswith("  ")}
-    return [remove_columns(line, kernels.get(line.split(":")[0], line)) for line in counts]
-
-
-def remove_columns(line, recorded):
-    for column in OPTIONAL_COLUMNS:
-        if not re.search(column, recorded):
-            line = re.sub(column, "", line)
-    return line
-
-
 def number_in(line, pattern):
     found = re.search(pattern, line)
     return float(found[1]) if found else None
@@ -238,7 +240,8 @@ def worse_counts(recorded, counts):
     """Returns texts about counts that are worse than recorded ones beyond the differences between versions of clang 22."""
     if len(recorded) != len(counts):
         return [f"{len(counts)} rows, recorded are {len(recorded)}"]
-    limits = [("vgpr", r"vgpr (\d+)", 1.15), ("valu", r"valu (\d+)", 1.25), ("sgpr spills", r"sgpr spills (\d+)", 2.0),
+    limits = [("vgpr", r"vgpr (\d+)", 1.15), ("valu", r"valu (\d+)", 1.25), ("valu cycles", r"sdwa \d+, (\d+) cycles", 1.25),
+              ("mfma per valu cycle", r"mfma per valu cycle ([\d.]+)", -0.8), ("sgpr spills", r"sgpr spills (\d+)", 2.0),
               ("waves per SIMD", r"by registers (\d+)", -1.0), ("loads in flight, mean", r"mean ([\d.]+)", -0.75)]
     found = []
     for old, new in zip(recorded, counts):

@@ -59,7 +59,12 @@ enum : u32 {
     KEY_ROWS = 1,        // keys of which a lane loads pieces
     PART = D / 16,       // consecutive output channels in a run
     PARTS = 4,           // runs of PART output channels per lane
-    SUMS = D / 16        // accumulators, of 4 elements each
+    SUMS = D / 16,       // accumulators, of 4 elements each
+    // Elements after each row of keys and of values in shared memory, so that the lanes that a read of MI300X or MI355X
+    // serves together (emu/isa/lds_banks.h) are in different banks. Two conflicts remain: fp8 keys of MI300X, and 16-bit
+    // values of heads of 256 channels.
+    KEY_PADDING = 16,
+    VALUE_PADDING = PART * sizeof(KV) >= 16 ? 0 : 4 * PART
 };
 DEV u32 query_of(u32) { return lane() & 15; }
 DEV u32 key_of(u32 i) { return (lane() >> 4) * 4 + i; }
@@ -81,7 +86,13 @@ DEV float over_keys_sum(float v) {
 // Registers of a lane for the values of a tile as an operand of MFMA (warps of 64 lanes).
 struct ValueOperand { half_t v[KEYS][PART]; };
 #else
-enum : u32 { SLOTS = 2, KEYS = 4, KEY_ROWS = 2, PART = 8, PARTS = D / 16, SUMS = D / 8 };
+enum : u32 {
+    SLOTS = 2, KEYS = 4, KEY_ROWS = 2, PART = 8, PARTS = D / 16, SUMS = D / 8,
+    // Elements after each row of keys and of values in shared memory: successive rows of keys are offset by half of the
+    // banks, successive rows of values by an eighth of the banks.
+    KEY_PADDING = 64 / sizeof(KV),
+    VALUE_PADDING = 16 / sizeof(KV)
+};
 DEV u32 query_of(u32 slot) { return (lane() >> 2) + slot * 8; }
 DEV u32 key_of(u32 i) { return (i >> 1) * 8 + (lane() & 3) * 2 + (i & 1); }
 DEV u32 key_row(u32 i) { return (lane() >> 2) + i * 8; }

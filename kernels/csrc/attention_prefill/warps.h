@@ -9,10 +9,8 @@
 
 enum : u32 {
     STEP = D == 256 ? 32 : 64,   // keys per copy step
-    // Row strides in shared memory, in elements. Padding avoids bank conflicts: successive rows of K are
-    // offset by half of the banks, successive rows of V by an eighth of the banks.
-    K_STRIDE = D + 64 / sizeof(KV),
-    V_STRIDE = D + 16 / sizeof(KV),
+    K_STRIDE = D + KEY_PADDING,      // row strides in shared memory, in elements
+    V_STRIDE = D + VALUE_PADDING,
     STAGE = STEP * (K_STRIDE + V_STRIDE)
 };
 

@@ -43,21 +43,22 @@ TILE_COPY> DEV void copy_load(TILE_COPY_TYPE& copy, u32 p, u32 slot, u32 k, u32 
     keep_load_order();
 }
 
-// Stores piece p of elements [at, at + STEP) of the lines from register set `slot` to shared memory, where rows
-// are `stride` elements apart. Zeros are stored for lines that do not exist and for elements from k on.
-TILE_COPY>
-DEV void copy_store(T* stage, u32 stride, const TILE_COPY_TYPE& copy, u32 p, u32 slot, u32 k, u32 at) {
+// Stores piece p of elements [at, at + STEP) of the lines from register set `slot` to shared memory. place(line, column)
+// returns the offset of the piece at element `column` of a line. Zeros are stored for lines that do not exist and for
+// elements from k on.
+TILE_COPY, class Place>
+DEV void copy_store(T* stage, const Place& place, const TILE_COPY_TYPE& copy, u32 p, u32 slot, u32 k, u32 at) {
     const u32 column = copy_column(copy), line = (tid() + p * THREADS) / TILE_COPY_TYPE::LINE_PIECES;
-    store_loaded(stage + line * stride + column, copy.piece[slot][p], at + column < k && copy.present[p]);
+    store_loaded(stage + place(line, column), copy.piece[slot][p], at + column < k && copy.present[p]);
 }
 
-// Copies lines of k elements to `stage` in steps of STEP elements, and calls multiply(slot) for each step
-// while the loads of the next steps are in flight. prefetch(slot, at) is called one step ahead, for loads of
+// Copies lines of k elements to `stage` in steps of STEP elements, to the places that copy_store() documents, and calls
+// multiply(slot) for each step while the loads of the next steps are in flight. prefetch(slot, at) is called one step ahead, for loads of
 // other data that the step needs; these loads complete before the loads of later steps. The number of steps
 // is rounded up to a multiple of AHEAD; steps beyond k are copied as zeros and not multiplied. copy_lines()
 // must have been called. Every thread must call it.
-TILE_COPY, class Prefetch, class Multiply>
-DEV void copy_steps(T* stage, u32 stride, TILE_COPY_TYPE& copy, u32 k, const Prefetch& prefetch, const Multiply& multiply) {
+TILE_COPY, class Place, class Prefetch, class Multiply>
+DEV void copy_steps(T* stage, const Place& place, TILE_COPY_TYPE& copy, u32 k, const Prefetch& prefetch, const Multiply& multiply) {
     static_assert(AHEAD >= 2, "the slot of the next step is the current one");
     prefetch(0, 0);
     keep_load_order();
@@ -69,7 +70,7 @@ DEV void copy_steps(T* stage, u32 stride, TILE_COPY_TYPE& copy, u32 k, const Pre
             prefetch((d + 1) % AHEAD, at + STEP < k ? at + STEP : (k - 1) / STEP * STEP);
             keep_load_order();
             UNROLL for (u32 p = 0; p < TILE_COPY_TYPE::COUNT; ++p) {
-                copy_store(stage, stride, copy, p, d, k, at);
+                copy_store(stage, place, copy, p, d, k, at);
                 copy_load(copy, p, d, k, at + AHEAD * STEP);
             }
             sync();

@@ -141,7 +141,8 @@ template <class Row, class Scale> DEV TileAccumulators tile_product(const Scaled
         UNROLL for (u32 t = 0; t < STRIPS; ++t)
             w_scales[slot][t] = CHANNELS ? 1.f : scale_at(w.scales + at / STEP_K, from[t]);
     };
-    copy_steps((fp8*)stage, LINE, copy, w.k, load_scales, [&](u32 slot) {
+    const auto place = [](u32 line, u32 column) { return line * LINE + column; };
+    copy_steps((fp8*)stage, place, copy, w.k, load_scales, [&](u32 slot) {
         multiply_step(sums, stage, x_scales[slot], [&](u32 t) { return w_scales[slot][t]; });
     });
 #else

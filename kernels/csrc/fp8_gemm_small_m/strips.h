@@ -8,7 +8,7 @@
 // Warps of 64 lanes have the loads of DEPTH blocks in flight, across strips, and start them before grid_wait(),
 // because weights do not depend on the previous kernel. Warps of 32 lanes load one block ahead.
 //
-// Dynamic shared memory: M * (K rounded up to 128, + 32) * 2 + warps * TILES * STRIP_ROWS * M * 4 bytes.
+// Dynamic shared memory: M * (K rounded up to 128, + X_PADDING) * 2 + warps * TILES * STRIP_ROWS * M * 4 bytes.
 #pragma once
 #include "dev/register_copy.h"
 #include "dev/strip_fp8.h"
@@ -18,7 +18,10 @@ enum : u32 {
     PIECES = BLOCK_K / (8 * WARP_SIZE / STRIP_ROWS),  // 8-byte loads per lane, strip and block of k
     DEPTH = 4,  // blocks of k in flight per warp of 64 lanes
     HALVES = GATED ? 2 : 1,
-    WIDTH = STRIP_ROWS / HALVES  // outputs per strip
+    WIDTH = STRIP_ROWS / HALVES,  // outputs per strip
+    // Elements after each row of x in shared memory, which avoid bank conflicts between rows; 64 lanes: as KEY_PADDING
+    // of attention/warp.h.
+    X_PADDING = WARP_SIZE == 64 ? 16 : 32
 };
 static_assert(8 * WARP_SIZE / STRIP_ROWS == 32, "a strip is 32 k wide");
 
@@ -59,10 +62,9 @@ DEV Fp8StripPieces load_strip(const ScaledFp8Weights& w, u32 tile, u32 block) {
     return s;
 }
 
-// Row strides of x in shared memory: rows are zero-filled to a multiple of BLOCK_K, and 32 values of padding
-// avoid bank conflicts between rows.
+// Row strides of x in shared memory: rows are zero-filled to a multiple of BLOCK_K.
 DEV u32 padded(u32 k) { return (k + BLOCK_K - 1) / BLOCK_K * BLOCK_K; }
-DEV u32 x_line(u32 k) { return padded(k) + 32; }
+DEV u32 x_line(u32 k) { return padded(k) + X_PADDING; }
 
 // Copies the rows of x to shared memory; with NORM they are normalised first. x_row(r) returns the address of
 // row r. Each row is processed by one warp for any M, so that the order of additions in the sum of squares

@@ -6,7 +6,8 @@
 //   -DTILE_M=128|64
 // Grid: (N / OUTPUTS, M / TILE_M), rounded up. Block: 256. K is a multiple of 8, rows of x and W are aligned
 // to 16 bytes.
-// Dynamic shared memory: STAGES * (TILE_M + 128) * 80 bytes; 3 stages with warps of 32 lanes, 1 with 64.
+// Dynamic shared memory: STAGES * (TILE_M + 128) rows; 3 stages of rows of 80 bytes with warps of 32 lanes, 1 stage of
+// rows of 64 bytes with 64.
 //
 // Rounding: the sum plus bias once to the type of y; GATED as in gemm_small_m. Roofline: 2 M N K operations.
 #include "dev.h"

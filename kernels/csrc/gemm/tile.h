@@ -27,7 +27,9 @@ enum : u32 {
     FRAGS_M = TILE_M / (WARPS_M * 16),
     FRAGS_N = TILE_N / (WARPS_N * 16),
     STEP_K = 32,
-    STRIDE = STEP_K + 8,  // row stride of 80 bytes: eight rows have no bank conflicts
+    // Row stride. 80 bytes: eight rows have no bank conflicts. With 64 lanes, the order of the vectors of a row avoids
+    // conflicts: stage_offset().
+    STRIDE = STEP_K + (WARP_SIZE == 64 ? 0 : 8),
     STAGE = (TILE_M + TILE_N) * STRIDE,
     STAGES = WARP_SIZE == 64 ? 1 : 3,  // with 64 lanes the next steps are in registers: tile_registers.h
     OUTPUTS = GATED ? TILE_N / 2 : TILE_N
@@ -49,6 +51,12 @@ typedef u8 WeightElement;
 #else
 typedef half_t WeightElement;
 #endif
+
+// Returns the offset of columns [column, column + 8) of line `line` in a stage. With 64 lanes, the four 16-byte vectors of
+// a line are in an order that depends on the line, so that neither copies nor multiply_step() have bank conflicts.
+DEV u32 stage_offset(u32 line, u32 column) {
+    return line * STRIDE + (WARP_SIZE == 64 ? column ^ line / 2 % 4 * 8 : column);
+}
 
 // Returns the index in W of row `r` of the tile. `first`: first output of the tile; `n`: number of rows of W.
 // Rows beyond the last output repeat the row of the last output.

@@ -26,8 +26,8 @@ DEV PackedPiece load_packed(const PackedRow& w, u32 at) {
 }
 // Decodes a half group and stores it to the rows of W of a stage.
 DEV void store_decoded(half_t* stage, const PackedPiece& p) {
-    half_t* to = stage + (TILE_M + tid() / 2) * STRIDE + tid() % 2 * 16;
-    UNROLL for (u32 i = 0; i < 2; ++i) *(half_x8*)(to + i * 8) = decode_mxfp4(p.v[i], p.scale);
+    UNROLL for (u32 i = 0; i < 2; ++i)
+        *(half_x8*)(stage + stage_offset(TILE_M + tid() / 2, tid() % 2 * 16 + i * 8)) = decode_mxfp4(p.v[i], p.scale);
 }
 
 #if WARP_SIZE == 64
@@ -37,7 +37,8 @@ template <class Row> DEV TileAccumulators tile_product(half_t* stage, const Row&
     copy_lines(copy, x_row, x_row(0));
     const PackedRow packed = packed_row(w, first, n, k);
     PackedPiece pieces[2];
-    copy_steps(stage, STRIDE, copy, k, [&](u32 slot, u32 at) { pieces[slot] = load_packed(packed, at); }, [&](u32 slot) {
+    const auto place = [](u32 line, u32 column) { return stage_offset(line, column); };
+    copy_steps(stage, place, copy, k, [&](u32 slot, u32 at) { pieces[slot] = load_packed(packed, at); }, [&](u32 slot) {
         store_decoded(stage, pieces[slot]);
         sync();
         multiply_step(t, stage);

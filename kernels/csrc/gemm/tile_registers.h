@@ -9,8 +9,8 @@ DEV half_x8 stage_piece(const half_t* p) { return bits_as<half_x8>(load_piece(p)
 // Adds the products of one step in shared memory. With 64 lanes, a FragC accumulator has the register layout
 // of the accumulators of strip_mma().
 DEV void multiply_step(TileAccumulators& t, const half_t* stage) {
-    const half_t* x = stage + (warp_id() % WARPS_M * FRAGS_M * 16 + strip_x_row(0)) * STRIDE + strip_k();
-    const half_t* w = stage + (TILE_M + warp_id() / WARPS_M * FRAGS_N * 16 + strip_w_row()) * STRIDE + strip_k();
+    const half_t* x = stage + warp_id() % WARPS_M * FRAGS_M * 16 * STRIDE + stage_offset(strip_x_row(0), strip_k());
+    const half_t* w = stage + (TILE_M + warp_id() / WARPS_M * FRAGS_N * 16) * STRIDE + stage_offset(strip_w_row(), strip_k());
     StripOperandA a[FRAGS_M];
     UNROLL for (u32 i = 0; i < FRAGS_M; ++i) a[i].v[0] = stage_piece(x + i * 16 * STRIDE);
     UNROLL for (u32 j = 0; j < FRAGS_N; ++j) {
@@ -34,7 +34,8 @@ template <class Row> DEV TileAccumulators tile_product(half_t* stage, const Row&
         return r < TILE_M ? x_row(r) : w + (u64)line_row(r - TILE_M, first, n) * k;
     };
     copy_lines(copy, line, w);
-    copy_steps(stage, STRIDE, copy, k, [](u32, u32) {}, [&](u32) { multiply_step(t, stage); });
+    const auto place = [](u32 line, u32 column) { return stage_offset(line, column); };
+    copy_steps(stage, place, copy, k, [](u32, u32) {}, [&](u32) { multiply_step(t, stage); });
     return t;
 }
 #endif

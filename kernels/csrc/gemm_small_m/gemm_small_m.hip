@@ -47,7 +47,7 @@ typedef half_t OUT;
 // Normalises the rows of x and stores them in shared memory. Each row is processed by one warp for any M, so
 // that the order of additions in the sum of squares does not depend on M.
 DEV void stage_normed(half_t* xs, const half_t* x, const half_t* norm, u32 m, u32 k, u32 stride, float eps) {
-    const u32 padded = x_stride(k) - 32;
+    const u32 padded = x_stride(k) - X_PADDING;
     for (u32 row = warp_id(); row < m; row += bdim() / WARP_SIZE) {
         const half_t* from = x + (u64)row * stride;
         half_t* to = xs + row * x_stride(k);

@@ -13,7 +13,7 @@
 //   -DGATED=1       a strip has gate rows and the up rows of the same outputs
 //   -DTILES=1..8    strips per block
 //   -DWEIGHTS_MXFP4=1  W is MXFP4 (dev/mxfp4.h); K is a multiple of 32
-// Dynamic shared memory: M * (K rounded up to 128, + 32) * 2 + warps * TILES * STRIP_ROWS * M * 4 bytes.
+// Dynamic shared memory: M * (K rounded up to 128, + X_PADDING) * 2 + warps * TILES * STRIP_ROWS * M * 4 bytes.
 #pragma once
 #include "dev/strip.h"
 #include "dev/register_copy.h"
@@ -34,7 +34,10 @@ enum : u32 {
     DEPTH = 3,            // strips in flight per warp
     // Outputs per strip. With GATED, half of the rows of a strip are gate rows, the other half the up rows of
     // the same outputs.
-    WIDTH = STRIP_ROWS / (GATED ? 2 : 1)
+    WIDTH = STRIP_ROWS / (GATED ? 2 : 1),
+    // Elements after each row of x in shared memory, which avoid bank conflicts between rows; 64 lanes: as KEY_PADDING
+    // of attention/warp.h.
+    X_PADDING = WARP_SIZE == 64 ? 16 : 32
 };
 
 // Unit of addresses of W.
@@ -85,13 +88,12 @@ DEV void load_next(StripPieces& strip, const StripWeights& w, const ChunkCursor&
 #endif
 }
 
-// Row stride of x in shared memory: rows are zero-filled to a multiple of CHUNK, and 32 values of padding
-// avoid bank conflicts between rows.
-DEV u32 x_stride(u32 k) { return (k + CHUNK - 1) / CHUNK * CHUNK + 32; }
+// Row stride of x in shared memory: rows are zero-filled to a multiple of CHUNK.
+DEV u32 x_stride(u32 k) { return (k + CHUNK - 1) / CHUNK * CHUNK + X_PADDING; }
 
 // Copies the rows of x to shared memory; x_row(r) returns the address of row r.
 template <class Row> DEV void stage_rows(half_t* xs, const Row& x_row, u32 m, u32 k) {
-    const u32 pieces = (x_stride(k) - 32) / 8;
+    const u32 pieces = (x_stride(k) - X_PADDING) / 8;
     for (u32 i = tid(); i < m * pieces; i += bdim()) {
         const u32 row = i / pieces, at = i % pieces * 8;
         *(half_x8*)(xs + row * x_stride(k) + at) = at < k ? *(const half_x8*)(x_row(row) + at) : zero8();

@@ -9,10 +9,9 @@
 
 enum : u32 {
     COPIED = 64,  // keys per copy run
-    // Row strides in shared memory, in elements. Padding avoids bank conflicts: successive rows of K are
-    // offset by half of the banks, successive rows of V by an eighth of the banks.
-    K_STRIDE = QK_NOPE_HEAD_DIM + QK_ROPE_HEAD_DIM + 32,
-    V_STRIDE = VALUE + 8,
+    // Row strides in shared memory, in elements.
+    K_STRIDE = QK_NOPE_HEAD_DIM + QK_ROPE_HEAD_DIM + KEY_PADDING,
+    V_STRIDE = VALUE + VALUE_PADDING,
     STAGE = COPIED * (K_STRIDE + V_STRIDE)
 };
 

@@ -14,9 +14,6 @@ const THREADS: u32 = 256;
 /// and for larger heads; must match `STEP` in warps.h.
 const STEP_KEYS: usize = 64;
 const LARGE_HEAD_STEP_KEYS: usize = 32;
-/// Padding bytes per row of shared memory in the prefill kernel without WGMMA; a row contains one key and one
-/// value.
-const PADDING_BYTES: usize = 64 + 16;
 /// Number of threads per block of the WGMMA prefill kernel: one producer and two consumer warpgroups.
 const WARPGROUP_THREADS: u32 = 384;
 /// Number of queries per tile and of keys per step of the WGMMA prefill kernel.
@@ -107,8 +104,10 @@ impl GpuBackend {
         let warps = (THREADS / self.warp_size()) as usize;
         let pairs = shape.args.rows.bounds.max_query_len * shape.partition.heads;
         let tiles = pairs.div_ceil(warps * TILE);
-        let row_bytes = 2 * shape.layout.head_dim * shape.layout.dtype.bytes() + PADDING_BYTES;
-        let is_large = shape.layout.head_dim > WARPGROUP_HEAD;
+        let (dim, element_bytes) = (shape.layout.head_dim, shape.layout.dtype.bytes());
+        let padding_bytes = self.launch_limits().kv_padding_bytes(dim, element_bytes);
+        let row_bytes = 2 * dim * element_bytes + padding_bytes; // A key and its value.
+        let is_large = dim > WARPGROUP_HEAD;
         let step_keys = if is_large { LARGE_HEAD_STEP_KEYS } else { STEP_KEYS };
         let stage_bytes = (step_keys * row_bytes) as u32;
         let stages =

@@ -145,10 +145,11 @@ impl GpuBackend {
     ) -> Option<SmallMStripLaunch> {
         let strip_rows = if self.warp_size() == 64 { 16 } else { 8 }; // Rows of W per strip.
         let warps = (THREADS / self.warp_size()) as usize;
-        let x_bytes = rows * (k.next_multiple_of(SMALL_M_CHUNK) + 32) * 2;
+        let limits = self.launch_limits();
+        let x_bytes = rows * (k.next_multiple_of(SMALL_M_CHUNK) + limits.x_row_padding()) * 2;
         let bytes = |strips: usize| x_bytes + warps * strips * strip_rows * rows * 4;
         let fits = |&strips: &usize| bytes(strips) <= self.shared_bytes() as usize;
-        let target_blocks = self.launch_limits().gemm_small_m_blocks(bytes(1));
+        let target_blocks = limits.gemm_small_m_blocks(bytes(1));
         let target_strips = (matrices * n.div_ceil(strip_rows)).div_ceil(target_blocks);
         let max_strips =
             SMALL_M_STRIPS.into_iter().find(|&n| n >= target_strips).unwrap_or(SMALL_M_STRIPS[3]);
@@ -227,8 +228,9 @@ impl GpuBackend {
 
     /// Returns the shared memory of the tiled GEMM in bytes, for tiles of `tile_rows` rows of `x`.
     pub(super) fn tile_bytes(&self, tile_rows: usize) -> u32 {
-        let stages = if self.warp_size() == 64 { 1 } else { 3 };
-        (stages * (tile_rows + TILE_OUTPUTS) * TILE_ROW_BYTES) as u32
+        // Bytes per row of a tile, padding included; must match `STRIDE` in gemm/tile.h.
+        let (stages, row_bytes) = if self.warp_size() == 64 { (1, 64) } else { (3, 80) };
+        (stages * (tile_rows + TILE_OUTPUTS) * row_bytes) as u32
     }
 
     /// Launches the unoptimised GEMM `linear_plain`, which supports every type and shape and computes in f32.
@@ -278,8 +280,6 @@ impl GpuKernel for FusedLinear<'_> {
 
 /// Number of rows of `W` per tile of the tiled GEMM; must match `TILE_N` in gemm/tile.h.
 pub(super) const TILE_OUTPUTS: usize = 128;
-/// Bytes per row of a tile of the tiled GEMM in shared memory, padding included.
-const TILE_ROW_BYTES: usize = 80;
 
 /// Appends the sizes that are the last arguments of all GEMM kernels: rows, n, k and the row strides of `y`
 /// and `x`.

@@ -53,6 +53,22 @@ impl LaunchLimits {
         self.warp_size == 64
     }
 
+    /// Number of elements after each row of x in the shared memory of a small-M GEMM without streamed weights;
+    /// must match `X_PADDING` in gemm_small_m/strips.h and fp8_gemm_small_m/strips.h.
+    pub(super) fn x_row_padding(self) -> usize {
+        if self.is_amd() { 16 } else { 32 }
+    }
+
+    /// Number of bytes after a key and after its value in the shared memory of the prefill kernels without WGMMA,
+    /// for values of `value_dim` channels; must match `KEY_PADDING` and `VALUE_PADDING` in attention/warp.h.
+    pub(super) fn kv_padding_bytes(self, value_dim: usize, element_bytes: usize) -> usize {
+        if !self.is_amd() {
+            return 64 + 16;
+        }
+        let lane_bytes = value_dim / 16 * element_bytes;
+        16 * element_bytes + if lane_bytes >= 16 { 0 } else { 4 * lane_bytes }
+    }
+
     /// Returns the number of blocks with `block_bytes` bytes of shared memory each that fit on a compute unit
     /// at a time, at least 1 and at most `max`.
     fn blocks_in_shared(self, block_bytes: usize, max: usize) -> usize {
@@ -106,6 +122,8 @@ mod tests {
     const MI300X: LaunchLimits =
         LaunchLimits { warp_size: 64, multiprocessors: 304, shared_bytes: 64 << 10 };
     const MI300A: LaunchLimits = LaunchLimits { multiprocessors: 228, ..MI300X };
+    const MI325X: LaunchLimits = MI300X;
+    const MI350X: LaunchLimits = MI355X;
     const MI355X: LaunchLimits =
         LaunchLimits { warp_size: 64, multiprocessors: 256, shared_bytes: 160 << 10 };
     /// Shared memory in bytes of a block of absorbed MLA with KV rows of 576 elements, on GPUs with
@@ -130,8 +148,14 @@ mod tests {
     fn amd_blocks_follow_compute_units_and_lds() {
         // With one row of x of 4096 columns, two blocks fit into 64 KB of shared memory; with four rows, a
         // block takes more than half of it.
-        let x = |rows: usize| rows * (4096 + 32) * 2;
-        for (card, units, of_four_rows) in [(MI300X, 304, 1), (MI300A, 228, 1), (MI355X, 256, 2)] {
+        let x = |rows: usize| rows * (4096 + MI300X.x_row_padding()) * 2;
+        for (card, units, of_four_rows) in [
+            (MI300X, 304, 1),
+            (MI300A, 228, 1),
+            (MI325X, 304, 1),
+            (MI350X, 256, 2),
+            (MI355X, 256, 2),
+        ] {
             assert_eq!(card.gemm_small_m_blocks(x(1)), 2 * units);
             assert_eq!(card.gemm_small_m_blocks(x(4)), of_four_rows * units);
             assert_eq!(card.decode_blocks(4 << 10, 16, 64), 4);
@@ -143,5 +167,16 @@ mod tests {
         }
         assert_eq!(MI300X.decode_blocks(40 << 10, 4, 128), 1, "limited by the LDS of 64 KB");
         assert_eq!(MI355X.decode_blocks(40 << 10, 4, 128), 4);
+    }
+    /// The kernels have the same numbers; with other ones, they access shared memory beyond that of the launch.
+    #[test]
+    fn paddings_are_those_of_the_kernels() {
+        assert_eq!((MI300X.x_row_padding(), H200.x_row_padding()), (16, 32));
+        for (value_dim, element_bytes, amd) in
+            [(64, 2, 64), (128, 2, 32), (256, 2, 32), (64, 1, 32), (128, 1, 48), (256, 1, 16)]
+        {
+            assert_eq!(H200.kv_padding_bytes(value_dim, element_bytes), 80);
+            assert_eq!(MI300X.kv_padding_bytes(value_dim, element_bytes), amd, "{value_dim}");
+        }
     }
 }

@@ -7,6 +7,7 @@ use device::{DeviceError, DeviceStream, MatMut, MatRef};
 
 use super::attention::{LOG2_E, TILE};
 use super::gemm::{GemmWeightRows, has_16_byte_rows};
+use super::launch_limits::LaunchLimits;
 use super::mla_prefill_plan::{MlaPrefillTiling, MlaTilingInputs, STEP_KEYS};
 use crate::gpu::GpuBackend;
 use crate::{BatchUpperBounds, MlaAttentionArgs, MlaKvLayout, PackedMatrixGroup};
@@ -32,10 +33,8 @@ const PANEL: usize = 64;
 const PANEL_ALIGNMENT: usize = 1024;
 /// Static shared memory per block of the WGMMA kernel, in bytes.
 const STATIC_BYTES: usize = 1024;
-/// Number of keys that the kernel without WGMMA copies to shared memory per step, and number of padding
-/// elements per row (one key and one value).
+/// Number of keys that the kernel without WGMMA copies to shared memory per step.
 const COPY_KEYS: usize = 64;
-const PADDING: usize = 32 + 8;
 /// Minimum number of (token tile, head) pairs per SM if the work is divided into windows of some heads and
 /// all keys; a window is what one launch processes. With fewer pairs, windows have all heads and some keys
 /// instead.
@@ -142,8 +141,8 @@ impl GpuBackend {
             MlaPrefillKernel::Warpgroups
         } else {
             let max_stages = if self.warp_size() == 32 { 2 } else { 1 };
-            let stages =
-                (capacity / warp_shared_bytes(key + layout.rope_dim, value)).min(max_stages);
+            let stage_bytes = warp_shared_bytes(self.launch_limits(), key + layout.rope_dim, value);
+            let stages = (capacity / stage_bytes).min(max_stages);
             MlaPrefillKernel::Warps { stages }
         };
         if !fits || matches!(kernel, MlaPrefillKernel::Warps { stages: 0 }) {
@@ -366,8 +365,9 @@ impl GpuBackend {
             MlaPrefillKernel::Warps { stages } => {
                 let tiles = args.rows.bounds.max_query_len.div_ceil(tile) as u32;
                 let grid = [tiles, window.heads as u32, (rows - first) as u32];
-                let shared_bytes = stages * warp_shared_bytes(call.qk_head_dim(), value);
-                KernelLaunch::new(kernel, grid, THREADS, shared_bytes as u32)
+                let stage_bytes =
+                    warp_shared_bytes(self.launch_limits(), call.qk_head_dim(), value);
+                KernelLaunch::new(kernel, grid, THREADS, (stages * stage_bytes) as u32)
             }
         })
     }
@@ -381,6 +381,6 @@ const fn warpgroup_shared_bytes(query: usize, value: usize) -> usize {
 }
 
 /// Returns the dynamic shared memory of the kernel without WGMMA in bytes, per stage.
-const fn warp_shared_bytes(query: usize, value: usize) -> usize {
-    COPY_KEYS * (query + value + PADDING) * 2
+fn warp_shared_bytes(limits: LaunchLimits, query: usize, value: usize) -> usize {
+    COPY_KEYS * ((query + value) * 2 + limits.kv_padding_bytes(value, 2))
 }

@@ -264,10 +264,11 @@ impl GpuBackend {
         matrices: usize,
     ) -> Option<(usize, usize)> {
         let (strip_rows, warps) = (self.strip_rows(), (THREADS / self.warp_size()) as usize);
-        let x_bytes = rows * (k.next_multiple_of(BLOCK) + 32) * 2;
+        let limits = self.launch_limits();
+        let x_bytes = rows * (k.next_multiple_of(BLOCK) + limits.x_row_padding()) * 2;
         let bytes = |strips: usize| x_bytes + warps * strips * strip_rows * rows * 4;
         let all = matrices * n.div_ceil(strip_rows);
-        let target_strips = all.div_ceil(self.launch_limits().gemm_small_m_blocks(bytes(1)));
+        let target_strips = all.div_ceil(limits.gemm_small_m_blocks(bytes(1)));
         let max_strips = target_strips.next_power_of_two().min(MAX_STRIPS);
         let strips = [8, 4, 2, 1].into_iter().filter(|strips| *strips <= max_strips);
         let fits = |strips: usize| bytes(strips) <= self.shared_bytes() as usize;
