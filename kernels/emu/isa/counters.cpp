@@ -4,14 +4,22 @@
 #include <cstdio>
 #include <map>
 #include <mutex>
+#include <set>
 
+#include "../hip.h"
 #include "../settings.h"
 
 namespace emu::isa {
 
+// Counters of all launches of a kernel, and the sizes of its workgroups.
+struct KernelTotals {
+    PerformanceCounters counters;
+    std::set<WorkgroupSize> sizes;
+};
+
 static std::mutex lock;
-static std::map<std::string, PerformanceCounters>& totals() {
-    static auto* const all = new std::map<std::string, PerformanceCounters>;
+static std::map<std::string, KernelTotals>& totals() {
+    static auto* const all = new std::map<std::string, KernelTotals>;
     return *all;
 }
 
@@ -27,20 +35,23 @@ void PerformanceCounters::add(const PerformanceCounters& other) {
     lds_ideal_cycles += other.lds_ideal_cycles;
 }
 
-void add_counters(const std::string& kernel, u32 gfx, const PerformanceCounters& counters) {
+void add_counters(const std::string& kernel, u32 gfx, const PerformanceCounters& counters, const WorkgroupSize& size) {
     char arch[16];
     snprintf(arch, sizeof arch, "gfx%x\t", gfx);
     std::lock_guard<std::mutex> guard(lock);
-    totals()[arch + kernel].add(counters);
+    KernelTotals& total = totals()[arch + kernel];
+    total.counters.add(counters);
+    total.sizes.insert(size);
 }
 
 std::string counter_table() {
     std::string table = "arch\tkernel\twaves\tVALU\ttranscendental\tMFMA\tMFMA cycles\tSALU\tscalar loads\tloads\tstores\t"
-                        "atomics\tLDS\tlane exchanges\tvector waits\tin flight\tLDS waits\tin flight\tLDS cycles\tideal LDS cycles\n";
+                        "atomics\tLDS\tlane exchanges\tvector waits\tin flight\tLDS waits\tin flight\tLDS cycles\tideal LDS cycles\tworkgroups\n";
     const ExecutionUnit units[] = {ExecutionUnit::VECTOR, ExecutionUnit::TRANSCENDENTAL, ExecutionUnit::MATRIX};
     const ExecutionUnit others[] = {ExecutionUnit::SCALAR, ExecutionUnit::SCALAR_LOAD, ExecutionUnit::LOAD, ExecutionUnit::STORE, ExecutionUnit::ATOMIC, ExecutionUnit::LDS, ExecutionUnit::LANES};
     std::lock_guard<std::mutex> guard(lock);
-    for (const auto& [name, c] : totals()) {
+    for (const auto& [name, total] : totals()) {
+        const PerformanceCounters& c = total.counters;
         const auto cell = [&](u64 number) { table += "\t" + std::to_string(number); };
         table += name;
         cell(c.waves);
@@ -49,9 +60,18 @@ std::string counter_table() {
         for (const ExecutionUnit unit : others) cell(c.instructions[(u32)unit]);
         for (const u64 number : {c.vector_waits, c.vector_in_flight, c.lds_waits, c.lds_in_flight, c.lds_cycles, c.lds_ideal_cycles})
             cell(number);
-        table += "\n";
+        table += "\t";
+        for (const WorkgroupSize& size : total.sizes) table += std::to_string(size.lds_bytes) + "/" + std::to_string(size.threads) + " ";
+        table.back() = '\n';
     }
     return table;
+}
+
+// For tests: the counter table. The text changes in the next call only.
+HIP const char* hipemuCounterTable() {
+    static std::string table;
+    table = counter_table();
+    return table.c_str();
 }
 
 namespace {

@@ -64,7 +64,7 @@ bool launch(const Kernel& kernel, const Launch& launch, AddressSpace memory) {
     run.begin = [&](Workgroup& group, u64 index) { group.begin(state, index); };
     run.finish = [&](Workgroup& group) { counters.add(group.counters); };
     const bool good = run.all(settings().threads);
-    add_counters(kernel.name, kernel.object->gfx, counters);
+    add_counters(kernel.name, kernel.object->gfx, counters, {kernel.lds_bytes + launch.shared_bytes, launch.threads});
     return good;
 }
 

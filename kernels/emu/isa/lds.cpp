@@ -1,7 +1,7 @@
-// lds.cpp - loads, stores and atomic operations on LDS, exchanges between lanes, and counting of bank
-// conflicts.
+// lds.cpp - loads, stores and atomic operations on LDS, and exchanges between lanes.
 #include <algorithm>
 
+#include "lds_banks.h"
 #include "rules.h"
 #include "workgroup.h"
 
@@ -9,26 +9,10 @@ namespace emu::isa {
 
 namespace {
 
-// Counts the cycles of one LDS access of a wave. Each of the 32 banks serves one 4-byte word per cycle; lanes
-// that read the same word share it. An access of 4 (8, 16) bytes per lane is served for 32 (16, 8) lanes at a
-// time.
-void count_cycles(Wave& w, const u32* addresses, u32 bytes) {
-    const u32 group = bytes >= 16 ? 8 : bytes >= 8 ? 16 : 32, words = std::max(bytes / 4, 1u);
-    for (u32 first = 0; first < LANES; first += group) {
-        u32 seen[32][4], counts[32] = {}, cycles = 0;
-        for (u32 l = first; l < first + group; ++l) {
-            if (!w.active(l)) continue;
-            for (u32 i = 0; i < words; ++i) {
-                const u32 word = addresses[l] / 4 + i, bank = word % 32;
-                u32& count = counts[bank];
-                if (std::find(seen[bank], seen[bank] + std::min(count, 4u), word) != seen[bank] + std::min(count, 4u)) continue;
-                if (count < 4) seen[bank][count] = word;
-                cycles = std::max(cycles, ++count);
-            }
-        }
-        w.counters->lds_cycles += cycles;
-        w.counters->lds_ideal_cycles += cycles != 0;
-    }
+void count_cycles(Wave& w, LdsAccessKind kind, const u32* addresses, u32 bytes) {
+    const LdsAccessCycles access = lds_access_cycles(w.gfx, kind, bytes, addresses, w.exec);
+    w.counters->lds_cycles += access.cycles;
+    w.counters->lds_ideal_cycles += access.ideal;
 }
 
 // Calls access(lane, memory) for each active lane. Each lane accesses `bytes` bytes, at the LDS address in
@@ -37,7 +21,7 @@ template <class Access> void for_lanes(Wave& w, const Instruction& in, u32 addre
     const u32* base = row(w, in.operands[address]);
     u32 addresses[LANES];
     for (u32 l = 0; l < LANES; ++l) addresses[l] = base[l] + offset;
-    count_cycles(w, addresses, bytes);
+    count_cycles(w, kind, addresses, bytes);
     for (u32 l = 0; l < LANES; ++l) {
         if (!w.active(l)) continue;
         if (addresses[l] % std::min(bytes, 4u)) fault("LDS address " + std::to_string(addresses[l]) + " is not aligned");
