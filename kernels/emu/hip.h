@@ -94,6 +94,16 @@ Device& device();
 int shared_limit(u32 wave);
 typedef std::lock_guard<std::recursive_mutex> Guard;
 
+// Bytes that fills (hipMemset*) have written in this process, for tests of cache sweeps between timings: those since the
+// last call of hipEventElapsedTime, the fewest between two such calls, and the number of calls.
+struct TimedFills {
+    std::mutex lock;
+    u64 bytes = 0, fewest_bytes = ~0ull, timings = 0;
+    void add(u64 filled);
+    void note_timing();
+};
+TimedFills& timed_fills();
+
 // Queues work on a stream (null: the default stream). If the stream is being captured, records the work
 // instead.
 int put(Stream* s, Work work);

@@ -74,7 +74,29 @@ bool is_pinned(const void* p, size_t bytes) {
     return (uintptr_t)p - start <= size && bytes <= size - ((uintptr_t)p - start);
 }
 
+void TimedFills::add(u64 filled) {
+    std::lock_guard<std::mutex> guard(lock);
+    bytes += filled;
+}
+void TimedFills::note_timing() {
+    std::lock_guard<std::mutex> guard(lock);
+    fewest_bytes = std::min(fewest_bytes, bytes);
+    bytes = 0;
+    ++timings;
+}
+TimedFills& timed_fills() {
+    static auto* const fills = new TimedFills;
+    return *fills;
+}
+
 }  // namespace emu
+
+// For tests: the number of calls of hipEventElapsedTime, and the fewest bytes that were filled before one of them.
+HIP void hipemuTimedFills(u64* timings, u64* fewest_bytes) {
+    std::lock_guard<std::mutex> guard(timed_fills().lock);
+    *timings = timed_fills().timings;
+    *fewest_bytes = timed_fills().fewest_bytes;
+}
 
 HIP int hipMalloc(void** out, size_t bytes) {
     Device& d = device();
@@ -240,11 +262,17 @@ HIP int hipMemcpyDtoDAsync(void* to, const void* from, size_t bytes, Stream* s) 
 HIP int hipMemsetD8Async(void* to, u8 byte, size_t bytes, Stream* s) {
     Guard guard(device().lock);
     if (!is_device(to, bytes)) return INVALID_VALUE;
-    return put(s, [=] { memset(to, byte, bytes); });
+    return put(s, [=] {
+        memset(to, byte, bytes);
+        timed_fills().add(bytes);
+    });
 }
 
 HIP int hipMemsetD32Async(void* to, int word, size_t words, Stream* s) {
     Guard guard(device().lock);
     if (!is_device(to, 4 * words)) return INVALID_VALUE;
-    return put(s, [=] { for (size_t i = 0; i < words; ++i) ((int*)to)[i] = word; });
+    return put(s, [=] {
+        for (size_t i = 0; i < words; ++i) ((int*)to)[i] = word;
+        timed_fills().add(4 * words);
+    });
 }

@@ -192,5 +192,6 @@ HIP int hipEventElapsedTime(float* ms, Event* from, Event* to) {
     if (!from || !to || !from->record || !to->record || ((from->flags | to->flags) & 2)) return INVALID_HANDLE;
     if (!from->record->completed || !to->record->completed) return NOT_READY;
     *ms = (float)(to->record->time_ms - from->record->time_ms);
+    timed_fills().note_timing();
     return device().failure_code;
 }

@@ -2,7 +2,9 @@
 """Runs the GPU tests on emulated AMD machine code (gfx942, gfx950), which clang-22 generates from the kernels.
 
     amd_isa.py --turn N                 one architecture and one of four orders of wavefronts, selected by N
-    amd_isa.py --all [--accept] [PAGE]  both architectures, four orders each; writes the results to PAGE (default: RESULTS below)
+    amd_isa.py --all [--orders N] [--accept] [PAGE]
+                                        both architectures, the first N of four orders each (default: all); writes the results to PAGE
+                                        (default: RESULTS below)
 
 Each run fails if the kernels that ran are not those of kernels/csrc/machine_code.txt, and if a kernel of CONFLICT_FREE has bank
 conflicts. `--all` fails, and leaves PAGE as it is, if the cycles of a kernel's LDS accesses, divided by those without bank conflicts,
@@ -11,7 +13,7 @@ writes the new ratios.
 
 Compiled kernels are kept in Cargo's target folder. Needs (Debian): clang-22 lld-22 llvm-22.
 """
-import collections, os, pathlib, re, subprocess, sys, tempfile, time
+import argparse, collections, os, pathlib, re, subprocess, sys, tempfile, time
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "kernels/csrc"))
@@ -162,8 +164,9 @@ def page(runs):
         "No AMD GPU was used. clang compiles the kernels, and the emulator (`kernels/emu/isa`) runs the generated instructions:",
         "[AMD status](../../../../docs/amd-status.md).", "",
         f"- {time.strftime('%Y-%m-%d')}, commit {commit()}, {compiler}. Command: `just amd-isa`.",
-        *(f"- {arch}: {results[0].passed} tests passed in each of {len(results)} orders of wavefronts, all {kernels[arch]} kernels of machine_code.txt ran; "
+        *(f"- {arch}: {results[0].passed} tests passed in each of {len(results)} of {len(SEEDS)} orders of wavefronts, all {kernels[arch]} kernels of machine_code.txt ran; "
           f"{', '.join(f'{result.seconds:.0f}' for result in results)} s." for arch, results in runs.items()),
+        "- `.ci/run` runs one architecture in one order per push, drawn by the hash of the commit.",
         "- Tests of paths that exist on NVIDIA only (TMA, WGMMA) return early and count as passed.", "",
         "Columns: instructions per wavefront in the first order, over all launches of the tests, which are small. *In flight*: vector memory operations in",
         "flight at each wait for them. *LDS bytes*: most static and dynamic LDS of a workgroup. *Waves by LDS*: waves per SIMD that the LDS of the",
@@ -177,9 +180,9 @@ def page(runs):
     return "\n".join(lines) + "\n"
 
 
-def run_all(path, accepts):
+def run_all(path, orders, accepts):
     recorded = recorded_lds_ratios(path)
-    runs = {arch: [run(arch, seed) for seed in SEEDS] for arch in ARCHITECTURES}
+    runs = {arch: [run(arch, seed) for seed in SEEDS[:orders]] for arch in ARCHITECTURES}
     worse = worse_lds_ratios(recorded, runs)
     if worse and not accepts:
         sys.exit("\n".join(["other LDS bank conflicts than recorded; if they are right, use --accept:", *worse]))
@@ -188,18 +191,20 @@ def run_all(path, accepts):
 
 
 def main():
-    if len(sys.argv) == 3 and sys.argv[1] == "--turn":
-        turn = int(sys.argv[2])
-        arch = ARCHITECTURES[turn % 2]
-        result = run(arch, turn // 2)
-        print(f"{arch}: {result.passed} tests passed on machine code, {len(result.counters)} kernels ran, {result.seconds:.0f} s")
-    elif sys.argv[1:2] == ["--all"]:
-        rest = [argument for argument in sys.argv[2:] if argument != "--accept"]
-        if len(rest) > 1:
-            sys.exit(__doc__)
-        run_all(pathlib.Path(rest[0]) if rest else RESULTS, "--accept" in sys.argv)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    mode = parser.add_mutually_exclusive_group(required=True)
+    mode.add_argument("--turn", type=int)
+    mode.add_argument("--all", action="store_true")
+    parser.add_argument("--orders", type=int, default=len(SEEDS), choices=range(1, len(SEEDS) + 1))
+    parser.add_argument("--accept", action="store_true")
+    parser.add_argument("page", nargs="?", type=pathlib.Path, default=RESULTS)
+    args = parser.parse_args()
+    if args.all:
+        run_all(args.page, args.orders, args.accept)
     else:
-        sys.exit(__doc__)
+        arch = ARCHITECTURES[args.turn % 2]
+        result = run(arch, args.turn // 2)
+        print(f"{arch}: {result.passed} tests passed on machine code, {len(result.counters)} kernels ran, {result.seconds:.0f} s")
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ use kernels::Linear;
 use kernels::gpu::GpuBackend;
 
 use crate::device_pair::{CpuGpuPair, tolerance};
+use crate::emulated_gpu;
 use crate::fp8::{ScaleGranularity, check_large_m};
 use crate::support::{S, emulator};
 
@@ -148,4 +149,45 @@ fn blas_fp8_gemm_uses_the_format_of_the_gpu() {
         let text = String::from_utf8_lossy(&output.stdout);
         assert!(output.status.success() && text.contains("1 passed"), "gfx{gfx}: {text}");
     }
+}
+
+/// Number and size of the cache sweeps of the timings in this process: `hipemuTimedFills`.
+fn timed_fills() -> (u64, u64) {
+    let (mut timings, mut fewest_bytes) = (0, 0);
+    // SAFETY: the emulator's library has this function, which writes two numbers.
+    unsafe {
+        let library = libloading::Library::new(emulated_gpu::library()).unwrap();
+        let fills = library.get::<unsafe extern "C" fn(*mut u64, *mut u64)>(b"hipemuTimedFills");
+        fills.unwrap()(&raw mut timings, &raw mut fewest_bytes);
+    }
+    (timings, fewest_bytes)
+}
+
+#[test]
+#[ignore = "child process, run by trials_on_an_mi300x_evict_the_infinity_cache"]
+fn autotune_on_this_card() {
+    if std::env::var_os("HIPEMU_CARD").is_none() {
+        return;
+    }
+    // A GEMM of one combination of types: its first launch times the algorithms of the library.
+    let pair = CpuGpuPair::new(device().into());
+    let mut numbers = pair.numbers(1);
+    let x = pair.random(&mut numbers, DType::BF16, 18, 40);
+    let [w, _] = pair.pack(&numbers.reals::<f32>(24 * 40), 24, 40, DType::BF16);
+    let mut y = pair.poisoned(DType::BF16, 18, 24);
+    let op = Linear { y: y.gpu_mut(), x: x.gpu(), weight: &w, bias: None };
+    pair.gpu.launch(&S, op).unwrap();
+    let (timings, fewest_bytes) = timed_fills();
+    println!("{timings} timings, each after fills of at least {fewest_bytes} bytes");
+    assert!(timings >= 8 && fewest_bytes >= 256 << 20);
+}
+
+/// HIP reports the L2 cache of one XCD, 4 MiB, but weights stay in the Infinity Cache of 256 MiB.
+#[test]
+fn trials_on_an_mi300x_evict_the_infinity_cache() {
+    let mut child = Command::new(std::env::current_exe().unwrap());
+    child.args(["--ignored", "--exact", "--nocapture", "blas_library::autotune_on_this_card"]);
+    let output = child.env_remove("HIPEMU_GFX").env("HIPEMU_CARD", "MI300X").output().unwrap();
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success() && text.contains(" timings, each after fills"), "{text}");
 }
