@@ -26,18 +26,18 @@ fn figure_rows(page: &str) -> Vec<FigureTableRow> {
 }
 
 /// Returns the numbers in a text, with their digits as written.
-fn numbers(text: &str) -> Vec<&str> {
+pub(crate) fn numbers(text: &str) -> Vec<&str> {
     let of_number = |c: char| c.is_ascii_digit() || c == '.' || c == ',';
     let parts = text.split(|c: char| !of_number(c)).map(|part| part.trim_matches(['.', ',']));
     parts.filter(|part| !part.is_empty()).collect()
 }
 
-fn value(number: &str) -> f64 {
+pub(crate) fn value(number: &str) -> f64 {
     number.replace(',', "").parse().unwrap_or_else(|_| panic!("{number}: not a number"))
 }
 
 /// Returns half a unit of the last digit of a number as written, which is the maximum rounding error.
-fn half_unit(number: &str) -> f64 {
+pub(crate) fn half_unit(number: &str) -> f64 {
     let decimals = number.split_once('.').map_or(0, |(_, decimals)| decimals.len());
     0.5 * 10_f64.powi(-(decimals as i32))
 }

@@ -1,5 +1,5 @@
 //! Checks the rules of ARCHITECTURE.md that can be checked automatically: dependencies between crates, use of
-//! third-party crates, and required and forbidden contents of source files. Sizes of files are only printed.
+//! third-party crates, required and forbidden contents of source files, and lengths of files and functions.
 
 #![allow(clippy::unwrap_used, reason = "a test fails where an unwrap does")]
 
@@ -12,6 +12,7 @@ mod lexicon;
 mod log_fields;
 mod models_page;
 mod mutants;
+mod prose_figures;
 mod reliability;
 mod sizes;
 mod source_tree;
