@@ -13,6 +13,7 @@ mod dense;
 mod draft_buffers;
 mod error;
 mod expert_load;
+mod expert_packing;
 mod fused_linear;
 mod kv_pool;
 mod launch_plan;
@@ -45,6 +46,7 @@ pub use error::OpError;
 pub use expert_load::{
     ExpertLoadCounters, ExpertLoadEntry, ExpertLoadStatsDownload, LayerExpertLoadCounter,
 };
+pub use expert_packing::{ExpertMatrices, SharedExpertMatrices};
 pub use fused_linear::{DownProjectionInput, GatedMlpWeights, RmsNormParams};
 pub use kernels::step::{
     DraftVerification, RULE_HISTORY, RULE_MASKED, RowMetadataField, SAMPLE_ALL_MASKED,

@@ -1,13 +1,12 @@
-//! Mixture-of-experts ops: packing of experts, routing, EPLB mapping and expert MLPs.
+//! Mixture-of-experts ops: routing, EPLB mapping and expert MLPs.
 
 use device::DType;
 use kernels::{
     ExpertGroups, ExpertMlp, ExpertPlacementLookup, ExpertWeights, FusedMoe, GateActivation,
-    GroupedTopKRouting, HostMat, PackedMatrixGroup, RouterScoreFunction, SoftmaxRouterArgs,
-    SoftmaxRouting, TopKRoutes,
+    GroupedTopKRouting, PackedMatrixGroup, RouterScoreFunction, SoftmaxRouterArgs, SoftmaxRouting,
+    TopKRoutes,
 };
 
-use crate::error::check_size;
 use crate::launch_plan::SharedExpertPlan;
 use crate::{LayerExpertLoadCounter, OpError, Ops, PackedLinear, Tensor};
 
@@ -82,42 +81,33 @@ pub struct ExpertBiases {
 /// Experts of one layer on this rank, packed for the device.
 #[derive(Debug)]
 pub struct PackedExperts {
-    first: usize,
-    gate_up: PackedMatrixGroup,
-    down: PackedMatrixGroup,
-    activation: GateActivation,
-    biases: Option<ExpertBiases>,
-    shared: usize,
+    pub(crate) first: usize,
+    pub(crate) gate_up: PackedMatrixGroup,
+    pub(crate) down: PackedMatrixGroup,
+    pub(crate) activation: GateActivation,
+    pub(crate) biases: Option<ExpertBiases>,
+    /// Number of shared experts after the routed experts: every token is routed to them.
+    pub(crate) shared: usize,
     /// Gate-up and down projections of all shared experts as one MLP, in separate memory.
-    separate_shared: Option<[PackedLinear; 2]>,
+    pub(crate) separate_shared: Option<[PackedLinear; 2]>,
 }
 
 impl PackedExperts {
-    /// Marks the last `shared` experts as shared: every token is routed to them. All experts of the layer are
-    /// on this rank.
-    #[must_use]
-    pub fn with_shared(self, shared: usize) -> Self {
-        Self { shared, ..self }
-    }
-
-    /// Adds a second copy of the shared experts: gate-up and down projections as one MLP of linear layers in
-    /// any format.
-    #[must_use]
-    pub fn with_separate_shared(self, separate: [PackedLinear; 2]) -> Self {
-        Self { separate_shared: Some(separate), ..self }
-    }
-
-    /// Number of shared experts.
-    #[must_use]
-    pub fn shared(&self) -> usize {
+    /// Number of shared experts that are packed after the routed experts.
+    pub(crate) fn shared(&self) -> usize {
         self.shared
     }
 
-    /// Returns the gate-up and down projections of each shared expert in the packed memory of all experts;
-    /// or, if there is a second copy, the projections of all shared experts as one MLP. `None` = the device
-    /// packs experts in a format that linear layers cannot read, and there is no second copy.
+    /// Whether the shared experts of the layer are packed: after the routed experts, as a separate MLP, or both.
     #[must_use]
-    pub fn shared_linears(&self) -> Option<Vec<[PackedLinear; 2]>> {
+    pub fn has_shared_experts(&self) -> bool {
+        self.shared > 0 || self.separate_shared.is_some()
+    }
+
+    /// Returns the gate-up and down projections of each shared expert in the packed memory of all experts;
+    /// or, if there is a separate MLP, the projections of all shared experts as one MLP. `None` = the device
+    /// packs experts in a format that linear layers cannot read, and there is no separate MLP.
+    pub(crate) fn shared_linears(&self) -> Option<Vec<[PackedLinear; 2]>> {
         let linear = |weight| PackedLinear::new(weight, None);
         if let Some(separate) = &self.separate_shared {
             return Some(vec![separate.clone()]);
@@ -164,79 +154,6 @@ impl PackedExperts {
 }
 
 impl Ops {
-    /// Packs experts, the first of which has index `first_expert` in its layer. The model has the same number
-    /// of experts in each of `layers` layers. For each expert, `gate_up` has matrices that stack to `[2 ·
-    /// intermediate_size, hidden_size]`, gate rows first, and `down` has one matrix `[hidden_size,
-    /// intermediate_size]`. `activation` computes the input of a down projection from gate and up.
-    pub fn pack_experts(
-        &self,
-        first_expert: usize,
-        layers: usize,
-        gate_up: &[Vec<HostMat<'_>>],
-        down: &[Vec<HostMat<'_>>],
-        activation: GateActivation,
-    ) -> Result<PackedExperts, OpError> {
-        let dtype = self.device.experts_dtype(gate_up, down, layers, self.dtype());
-        let gate_up = self.device.pack_group(gate_up, dtype, true)?;
-        let down = self.device.pack_group(down, dtype, false)?;
-        check_size("pack_experts", "down projections", down.len(), gate_up.len())?;
-        check_size("pack_experts", "outputs of gate_up", gate_up.n(), 2 * down.k())?;
-        check_size("pack_experts", "outputs of down", down.n(), gate_up.k())?;
-        Ok(PackedExperts {
-            first: first_expert,
-            gate_up,
-            down,
-            activation,
-            biases: None,
-            shared: 0,
-            separate_shared: None,
-        })
-    }
-
-    /// Packs experts with biases: as [`Ops::pack_experts`], but in the layout of the kernels that add biases,
-    /// dequantised to the model's type. `is_mxfp4`: the checkpoint stores the experts in MXFP4, which GPUs keep.
-    pub fn pack_biased_experts(
-        &self,
-        first_expert: usize,
-        gate_up: &[Vec<HostMat<'_>>],
-        down: &[Vec<HostMat<'_>>],
-        activation: GateActivation,
-        biases: ExpertBiases,
-        is_mxfp4: bool,
-    ) -> Result<PackedExperts, OpError> {
-        let pack = |matrices: &[Vec<HostMat<'_>>]| {
-            if is_mxfp4 {
-                return self.device.pack_mxfp4(matrices, self.dtype());
-            }
-            self.device.pack_row_major(matrices, self.dtype())
-        };
-        let (gate_up, down) = (pack(gate_up)?, pack(down)?);
-        let packed = PackedExperts {
-            first: first_expert,
-            gate_up,
-            down,
-            activation,
-            biases: Some(biases),
-            shared: 0,
-            separate_shared: None,
-        };
-        check_size("pack_experts", "outputs of gate_up", packed.gate_up.n(), 2 * packed.down.k())?;
-        Ok(packed)
-    }
-
-    /// Whether shared experts are packed with the routed experts, which have the projections `gate_up` and
-    /// `down` (see [`Ops::pack_experts`]). False if routed experts run as an fp8 grouped GEMM with TMA,
-    /// because separate shared experts are then always faster.
-    #[must_use]
-    pub fn packs_shared_experts(
-        &self,
-        layers: usize,
-        gate_up: &[Vec<HostMat<'_>>],
-        down: &[Vec<HostMat<'_>>],
-    ) -> bool {
-        !self.device.has_fp8_tma_experts(gate_up, down, layers, self.dtype())
-    }
-
     /// Plans how shared experts are computed for `tokens` tokens. `gate_up`: gate-up projections of the
     /// shared experts as separate MLPs. `exchanges`: tokens are exchanged with other ranks between routing
     /// and the sum.

@@ -158,6 +158,8 @@ fn front_respects_the_layering() {
 const LAUNCH_DECISIONS: &[&str] = &[
     ".fuses_",
     ".is_fused",
+    ".packs_",
+    ".has_fp8_tma_",
     ".supports(",
     "SharedExpertPlan",
     "LinearFusionPlan",

@@ -116,8 +116,8 @@ fn router_rule(config: &MoeConfig, w: &Weights<'_>) -> Result<RouterRule, ModelL
     Ok(RouterRule { score, bias, groups, renormalise, scale })
 }
 
-/// Loads the shared experts, split over the tensor-parallel ranks, that are not packed with the routed experts
-/// `experts`.
+/// Returns the shared experts, split over the tensor-parallel ranks: those that are packed with the routed
+/// experts `experts`, or a separate MLP.
 fn load_shared(
     config: &MoeConfig,
     w: &Weights<'_>,
@@ -135,7 +135,7 @@ fn load_shared(
         let mlps = vec![load_mlp(w.at("shared_expert"))?];
         return Ok(SharedExperts { mlps, gate: Some(gate) });
     }
-    if experts.shared() > 0 {
+    if experts.has_shared_experts() {
         return Ok(SharedExperts::from_packed(experts));
     }
     Ok(SharedExperts { mlps: vec![load_mlp(w.at("shared_experts"))?], gate: None })

@@ -1,5 +1,5 @@
-//! Loading of the experts of a layer: the routed experts on this rank, and the shared experts if they can be
-//! fused with the routed experts.
+//! Loading of the experts of a layer: the routed experts on this rank, and the shared experts if they are stored
+//! and distributed like the routed experts.
 
 use super::source::HostWeightShard;
 use super::{WeightSource, WeightStore, Weights};
@@ -8,63 +8,74 @@ use crate::config::{CheckpointScaleGranularity, MoeConfig, QuantizationConfig};
 use crate::expert_placement::LayerExpertPlacement;
 use crate::sharding::{ParallelRanks, UnevenSplitError};
 use crate::weight_table::TensorSpec;
-use ops::{DType, ExpertBiases, GateActivation, HostMat, OpError, Ops, PackedExperts, Tensor};
+use ops::{
+    DType, ExpertBiases, ExpertMatrices, HostMat, OpError, PackedExperts, SharedExpertMatrices,
+    Tensor,
+};
 use protocol::ExpertPlacement;
 
 const PROJECTIONS: [&str; 3] = ["gate_proj", "up_proj", "down_proj"];
 
-/// Gate, up and down projections of several experts, in host memory.
-pub(super) struct ExpertMatrices<'a> {
-    /// Stacked gate and up projections: for each expert, the list of matrices whose rows are stacked.
-    pub(super) gate_up: Vec<Vec<HostMat<'a>>>,
-    /// Down projection: for each expert, the list of its matrices.
-    pub(super) down: Vec<Vec<HostMat<'a>>>,
-}
-
 impl Weights<'_> {
     /// Loads this rank's routed experts of layer `layer`: `experts.{e}.gate_proj` and `up_proj` stacked, and
-    /// `experts.{e}.down_proj`. If `Weights::can_fuse_shared` and the device allow it, the shared experts are
-    /// fused: they are packed after the routed experts. If the device cannot compute fused shared experts as
-    /// a separate MLP, they are packed a second time as an MLP.
+    /// `experts.{e}.down_proj`. Also loads the shared experts if they are stored and distributed like the routed
+    /// experts.
     pub fn experts(&self, layer: usize, moe: &MoeConfig) -> Result<PackedExperts, ModelLoadError> {
-        let WeightStore { config, ranks, placement, .. } = &*self.store;
+        let WeightStore { ranks, placement, .. } = &*self.store;
         let split_error = |error| self.split("experts.*", error);
         let own = local_experts(ranks, *placement, layer, moe.experts).map_err(split_error)?;
-        let can_fuse = self.can_fuse_shared(moe);
+        let is_uniform = self.has_uniform_experts(moe);
         self.skip_remote_experts(&own, moe);
         let taken = own.experts.iter().map(|e| self.take_projections(&format!("experts.{e}")));
         let parts = taken.collect::<Result<Vec<_>, _>>()?;
-        let device_error = |e| self.device("experts.*", e);
-        let routed = matrices(&parts, 1).map_err(device_error)?;
-        let (ops, layers) = (&self.store.ops, config.sparse_layers());
-        let fuses = can_fuse && ops.packs_shared_experts(layers, &routed.gate_up, &routed.down);
-        let shared = fuses.then(|| self.take_projections("shared_experts")).transpose()?;
-        let activation = moe.activation;
+        let shared = is_uniform.then(|| self.take_projections("shared_experts")).transpose()?;
         let packed = match &shared {
-            None if moe.has_biases => {
-                let biases = self.expert_biases(&own)?;
-                ops.pack_biased_experts(
-                    own.first,
-                    &routed.gate_up,
-                    &routed.down,
-                    activation,
-                    biases,
-                    config.quantization.as_ref().is_some_and(QuantizationConfig::has_mxfp4),
-                )
-            }
-            Some(shared) => {
-                let count = moe.shared_experts();
-                pack_with_shared(ops, own.first, layers, routed, shared, count, activation)
-            }
-            None => ops.pack_experts(own.first, layers, &routed.gate_up, &routed.down, activation),
-        };
-        let packed = packed.map_err(device_error)?;
+            Some(shared) => self.pack_with_shared(&parts, shared, moe),
+            None => self.pack_routed(&own, &parts, moe),
+        }?;
         let is_fp8 = parts.iter().flatten().any(HostWeightShard::is_fp8);
         if is_fp8 && packed.dtype() != DType::F8E4M3 {
             let (layer, element_bytes) = (&self.path, packed.dtype().bytes());
             tracing::info!(layer, element_bytes, "fp8 experts are dequantised on this device");
         }
         Ok(packed)
+    }
+
+    /// Packs the routed experts `own`, which have the projections `parts`.
+    fn pack_routed(
+        &self,
+        own: &LocalExperts,
+        parts: &[[HostWeightShard<'_>; 3]],
+        moe: &MoeConfig,
+    ) -> Result<PackedExperts, ModelLoadError> {
+        let WeightStore { ops, config, .. } = &*self.store;
+        let device_error = |e| self.device("experts.*", e);
+        let ExpertMatrices { gate_up, down } = matrices(parts, 1).map_err(device_error)?;
+        let packed = if moe.has_biases {
+            let biases = self.expert_biases(own)?;
+            let is_mxfp4 = config.quantization.as_ref().is_some_and(QuantizationConfig::has_mxfp4);
+            ops.pack_biased_experts(own.first, &gate_up, &down, moe.activation, biases, is_mxfp4)
+        } else {
+            ops.pack_experts(own.first, config.sparse_layers(), &gate_up, &down, moe.activation)
+        };
+        packed.map_err(device_error)
+    }
+
+    /// Packs all routed experts, which have the projections `routed`, and the shared experts.
+    fn pack_with_shared(
+        &self,
+        routed: &[[HostWeightShard<'_>; 3]],
+        shared: &[HostWeightShard<'_>; 3],
+        moe: &MoeConfig,
+    ) -> Result<PackedExperts, ModelLoadError> {
+        let WeightStore { ops, config, .. } = &*self.store;
+        let pack = || {
+            let shared =
+                SharedExpertMatrices { mlp: mlp_matrices(shared)?, count: moe.shared_experts() };
+            let routed = matrices(routed, 1)?;
+            ops.pack_experts_with_shared(config.sparse_layers(), routed, shared, moe.activation)
+        };
+        pack().map_err(|e| self.device("experts.*", e))
     }
 
     /// Marks the weights of experts that are only on other ranks as loaded, so that `finish` does not report
@@ -109,10 +120,10 @@ impl Weights<'_> {
         Ok([self.take(gate)?, self.take(up)?, self.take(down)?])
     }
 
-    /// Whether shared experts may be fused with the routed experts. Fusion requires that every rank has a
-    /// part of every expert. With expert parallelism, an expert placement or data-parallel attention, shared
-    /// experts are computed on the rank of the token instead, without routing.
-    fn can_fuse_shared(&self, moe: &MoeConfig) -> bool {
+    /// Whether there are shared experts that are stored and distributed like the routed experts, so that both can
+    /// be packed together. With expert parallelism, an expert placement or data-parallel attention, a rank has
+    /// some routed experts and a part of every shared expert instead.
+    fn has_uniform_experts(&self, moe: &MoeConfig) -> bool {
         let WeightStore { ranks, placement, source, untaken, .. } = &*self.store;
         let has_all_experts = ranks.ep.size == 1 && placement.is_none();
         let untaken = untaken.borrow();
@@ -143,30 +154,6 @@ impl Weights<'_> {
 /// Names of the gate, up and down projections of the module `mlp`.
 fn projection_names(mlp: &str) -> [String; 3] {
     PROJECTIONS.map(|projection| format!("{mlp}.{projection}.weight"))
-}
-
-/// Packs the routed experts, followed by `count` shared experts, in the layout of the device's MoE kernels.
-fn pack_with_shared(
-    ops: &Ops,
-    first_expert: usize,
-    layers: usize,
-    routed: ExpertMatrices<'_>,
-    shared: &[HostWeightShard<'_>; 3],
-    count: usize,
-    activation: GateActivation,
-) -> Result<PackedExperts, OpError> {
-    let ExpertMatrices { mut gate_up, mut down } = routed;
-    let shared_matrices = matrices(std::slice::from_ref(shared), count)?;
-    gate_up.extend(shared_matrices.gate_up);
-    down.extend(shared_matrices.down);
-    let packed = ops.pack_experts(first_expert, layers, &gate_up, &down, activation)?;
-    let packed = packed.with_shared(count);
-    if packed.shared_linears().is_some() {
-        return Ok(packed);
-    }
-    let [gate, up, down] = shared;
-    let gate_up = ops.pack_linear(&[gate.matrix()?, up.matrix()?], None)?;
-    Ok(packed.with_separate_shared([gate_up, ops.pack_linear(&[down.matrix()?], None)?]))
 }
 
 /// Whether routed and shared experts can be packed together for one projection. This is possible if both are
@@ -202,16 +189,13 @@ pub(super) fn matrices<'a>(
     parts: &'a [[HostWeightShard<'_>; 3]],
     count: usize,
 ) -> Result<ExpertMatrices<'a>, OpError> {
-    let mut all = ExpertMatrices { gate_up: Vec::new(), down: Vec::new() };
-    for [gate, up, down] in parts {
-        let (gate, up, down) = (gate.matrix()?, up.matrix()?, down.matrix()?);
-        let width = down.cols() / count;
-        for first in (0..count).map(|i| i * width) {
-            all.gate_up.push(vec![gate.row_range(first, width), up.row_range(first, width)]);
-            all.down.push(vec![down.column_range(first, width)]);
-        }
-    }
-    Ok(all)
+    let mlps = parts.iter().map(mlp_matrices).collect::<Result<Vec<_>, _>>()?;
+    Ok(ExpertMatrices::split(&mlps, count))
+}
+
+fn mlp_matrices<'a>(mlp: &'a [HostWeightShard<'_>; 3]) -> Result<[HostMat<'a>; 3], OpError> {
+    let [gate, up, down] = mlp;
+    Ok([gate.matrix()?, up.matrix()?, down.matrix()?])
 }
 
 /// Logical experts on this rank, in the order of the physical experts.

@@ -1,8 +1,9 @@
 //! Tests of loading shared experts, which checkpoints store as one MLP of all shared experts.
 
-use super::super::expert_weights::{ExpertMatrices, matrices, same_storage};
+use super::super::expert_weights::{matrices, same_storage};
 use super::super::source::HostWeightShard;
 use super::*;
+use ops::ExpertMatrices;
 
 /// Configuration of DeepSeek-V2 with one layer and two shared experts, each with the intermediate size
 /// `width`.
