@@ -103,7 +103,7 @@ impl ParserFlags<'_> {
             "auto" if named_reasoning == Some(ReasoningFamily::Harmony) => {
                 Some(ToolCallSyntax::Harmony)
             }
-            "auto" => Some(tool_call_syntax(architecture, &mentions)),
+            "auto" => tool_call_syntax(architecture, &mentions),
             _ => named_calls,
         };
         let reasoning = match self.reasoning {
@@ -144,23 +144,31 @@ fn parser_name<T: NamedParser>(parser: Option<T>) -> &'static str {
     named.map_or("none", |(name, _)| name)
 }
 
+/// Selects the syntax of tool calls. `None` = neither the chat template nor the models of the architecture have
+/// tool calls.
 fn tool_call_syntax(
     architecture: ModelArchitecture,
     mentions: impl Fn(&str) -> bool,
-) -> ToolCallSyntax {
+) -> Option<ToolCallSyntax> {
     // The chat template is checked before the architecture: a fine-tuned model has the architecture of its
     // base model, but often another chat template.
     if mentions("<｜tool▁calls▁begin｜>") {
-        return if mentions("```json") {
+        return Some(if mentions("```json") {
             ToolCallSyntax::DeepSeekV3
         } else {
             ToolCallSyntax::DeepSeekV31
-        };
+        });
     }
     if let Some((_, syntax)) = TEMPLATE_MARKERS.iter().find(|(marker, _)| mentions(marker)) {
-        return *syntax;
+        return Some(*syntax);
     }
-    match architecture {
+    default_tool_call_syntax(architecture)
+}
+
+/// Syntax of the tool calls of the models for which an architecture was made; `None` = they have no tool calls.
+fn default_tool_call_syntax(architecture: ModelArchitecture) -> Option<ToolCallSyntax> {
+    Some(match architecture {
+        ModelArchitecture::Olmo2 | ModelArchitecture::Ernie45 => return None,
         ModelArchitecture::Llama | ModelArchitecture::LlamaEagle3 => ToolCallSyntax::Llama3Json,
         ModelArchitecture::Mistral
         | ModelArchitecture::Mistral3
@@ -173,8 +181,6 @@ fn tool_call_syntax(
         | ModelArchitecture::Qwen3Vl
         | ModelArchitecture::Qwen3VlMoe
         | ModelArchitecture::GraniteMoeHybrid
-        | ModelArchitecture::Olmo2
-        | ModelArchitecture::Ernie45
         | ModelArchitecture::Glm
         | ModelArchitecture::Glm4
         | ModelArchitecture::SmolLm3
@@ -190,7 +196,7 @@ fn tool_call_syntax(
         ModelArchitecture::Phi3 => ToolCallSyntax::Phi4Mini,
         ModelArchitecture::Gemma3 | ModelArchitecture::Gemma3Multimodal => ToolCallSyntax::ToolCode,
         ModelArchitecture::DeepseekV2 | ModelArchitecture::DeepseekV3 => ToolCallSyntax::DeepSeekV3,
-    }
+    })
 }
 
 fn reasoning_family(
@@ -223,93 +229,4 @@ fn reasoning_family(
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn chat_template_overrides_architecture_parser() {
-        let tool_calls =
-            |architecture, text: &'static str| tool_call_syntax(architecture, |s| text.contains(s));
-        assert_eq!(tool_calls(ModelArchitecture::Qwen3, ""), ToolCallSyntax::Hermes);
-        let coder = "<tool_call>\n<function=example>";
-        assert_eq!(tool_calls(ModelArchitecture::Qwen3Moe, coder), ToolCallSyntax::Qwen3Coder);
-        assert_eq!(tool_calls(ModelArchitecture::Llama, ""), ToolCallSyntax::Llama3Json);
-        assert_eq!(tool_calls(ModelArchitecture::Llama, "<tool_call>"), ToolCallSyntax::Hermes);
-        assert_eq!(tool_calls(ModelArchitecture::Gemma3, ""), ToolCallSyntax::ToolCode);
-        assert_eq!(tool_calls(ModelArchitecture::Olmo3, ""), ToolCallSyntax::Olmo3);
-        let distilled = "<｜tool▁calls▁begin｜>\n```json";
-        assert_eq!(tool_calls(ModelArchitecture::Qwen2, distilled), ToolCallSyntax::DeepSeekV3);
-        for (template, syntax) in [
-            ("<|tool_calls_section_begin|>", ToolCallSyntax::KimiK2),
-            ("<tool_call>{{ name }}\n<arg_key>k</arg_key>\n<arg_value>", ToolCallSyntax::Glm45),
-            ("<tool_call>{{ name }}<arg_key>k</arg_key><arg_value>", ToolCallSyntax::Glm47),
-            ("<seed:tool_call>\n<function=example>", ToolCallSyntax::SeedOss),
-            ("<minimax:tool_call>", ToolCallSyntax::MiniMaxM2),
-            ("<｜DSML｜function_calls>", ToolCallSyntax::DeepSeekV32),
-            ("<|python_start|>", ToolCallSyntax::Pythonic),
-            ("in ```tool_code fences", ToolCallSyntax::ToolCode),
-            ("<function_call> {", ToolCallSyntax::Granite20b),
-            ("<function_calls>' + message['function_calls']", ToolCallSyntax::Olmo3),
-            ("<|tool_call|>", ToolCallSyntax::Granite),
-            ("<start_function_call>call:", ToolCallSyntax::FunctionGemma),
-            ("<|tool_call>call:", ToolCallSyntax::Gemma4),
-            ("<|channel>thought <|tool_call>call:", ToolCallSyntax::Gemma4),
-            ("<|start|>assistant<|channel|>final<|message|>", ToolCallSyntax::Harmony),
-        ] {
-            assert_eq!(tool_calls(ModelArchitecture::DeepseekV3, template), syntax, "{template}");
-        }
-        let reasoning = |architecture, text: &'static str| {
-            reasoning_family(architecture, |s: &str| text.contains(s))
-        };
-        assert_eq!(reasoning(ModelArchitecture::Qwen3, ""), Some(ReasoningFamily::Qwen3));
-        assert_eq!(reasoning(ModelArchitecture::Qwen2, ""), None);
-        assert_eq!(
-            reasoning(ModelArchitecture::Qwen2, "</think>"),
-            Some(ReasoningFamily::DeepSeekR1)
-        );
-        let kimi = "<think></think> thinking <|tool_calls_section_begin|>";
-        assert_eq!(
-            reasoning(ModelArchitecture::DeepseekV3, kimi),
-            Some(ReasoningFamily::DeepSeekR1)
-        );
-        assert_eq!(
-            reasoning(ModelArchitecture::Llama, "Here is my thought process:"),
-            Some(ReasoningFamily::Granite)
-        );
-        assert_eq!(
-            reasoning(ModelArchitecture::Llama, "<seed:think>"),
-            Some(ReasoningFamily::SeedOss)
-        );
-        assert_eq!(
-            reasoning(ModelArchitecture::Mistral, "[THINK]"),
-            Some(ReasoningFamily::Mistral)
-        );
-    }
-
-    #[test]
-    fn harmony_is_selected_for_both_parsers() {
-        let select = |tool_calls: &str, reasoning: &str, template: &'static str| {
-            let flags = ParserFlags { tool_calls, reasoning };
-            let parsers = flags.selected(ModelArchitecture::Qwen3, |s| template.contains(s));
-            parsers.map_err(|error| error.to_string())
-        };
-        let harmony = Ok(SelectedParsers {
-            tool_calls: Some(ToolCallSyntax::Harmony),
-            reasoning: Some(ReasoningFamily::Harmony),
-        });
-        assert_eq!(select("auto", "auto", HARMONY_MARKER), harmony);
-        for (calls, reasoning) in
-            [("harmony", "harmony"), ("openai", "auto"), ("auto", "openai_gptoss")]
-        {
-            assert_eq!(select(calls, reasoning, "<tool_call>"), harmony);
-        }
-        let none = Ok(SelectedParsers { tool_calls: None, reasoning: None });
-        assert_eq!(select("none", "none", HARMONY_MARKER), none);
-        for (calls, reasoning) in
-            [("none", "auto"), ("auto", "none"), ("hermes", "auto"), ("harmony", "qwen3")]
-        {
-            let error = select(calls, reasoning, HARMONY_MARKER).unwrap_err();
-            assert!(error.contains("in the harmony format"), "{error}");
-        }
-    }
-}
+mod tests;

@@ -1,0 +1,137 @@
+//! Tests of the selection of parsers.
+
+use super::*;
+
+#[test]
+fn chat_template_overrides_architecture_parser() {
+    let tool_calls = |architecture, text: &'static str| {
+        tool_call_syntax(architecture, |s| text.contains(s)).unwrap()
+    };
+    assert_eq!(tool_calls(ModelArchitecture::Qwen3, ""), ToolCallSyntax::Hermes);
+    let coder = "<tool_call>\n<function=example>";
+    assert_eq!(tool_calls(ModelArchitecture::Qwen3Moe, coder), ToolCallSyntax::Qwen3Coder);
+    assert_eq!(tool_calls(ModelArchitecture::Llama, ""), ToolCallSyntax::Llama3Json);
+    assert_eq!(tool_calls(ModelArchitecture::Llama, "<tool_call>"), ToolCallSyntax::Hermes);
+    assert_eq!(tool_calls(ModelArchitecture::Gemma3, ""), ToolCallSyntax::ToolCode);
+    assert_eq!(tool_calls(ModelArchitecture::Olmo3, ""), ToolCallSyntax::Olmo3);
+    let distilled = "<｜tool▁calls▁begin｜>\n```json";
+    assert_eq!(tool_calls(ModelArchitecture::Qwen2, distilled), ToolCallSyntax::DeepSeekV3);
+    for (template, syntax) in [
+        ("<|tool_calls_section_begin|>", ToolCallSyntax::KimiK2),
+        ("<tool_call>{{ name }}\n<arg_key>k</arg_key>\n<arg_value>", ToolCallSyntax::Glm45),
+        ("<tool_call>{{ name }}<arg_key>k</arg_key><arg_value>", ToolCallSyntax::Glm47),
+        ("<seed:tool_call>\n<function=example>", ToolCallSyntax::SeedOss),
+        ("<minimax:tool_call>", ToolCallSyntax::MiniMaxM2),
+        ("<｜DSML｜function_calls>", ToolCallSyntax::DeepSeekV32),
+        ("<|python_start|>", ToolCallSyntax::Pythonic),
+        ("in ```tool_code fences", ToolCallSyntax::ToolCode),
+        ("<function_call> {", ToolCallSyntax::Granite20b),
+        ("<function_calls>' + message['function_calls']", ToolCallSyntax::Olmo3),
+        ("<|tool_call|>", ToolCallSyntax::Granite),
+        ("<start_function_call>call:", ToolCallSyntax::FunctionGemma),
+        ("<|tool_call>call:", ToolCallSyntax::Gemma4),
+        ("<|channel>thought <|tool_call>call:", ToolCallSyntax::Gemma4),
+        ("<|start|>assistant<|channel|>final<|message|>", ToolCallSyntax::Harmony),
+    ] {
+        assert_eq!(tool_calls(ModelArchitecture::DeepseekV3, template), syntax, "{template}");
+    }
+    let reasoning = |architecture, text: &'static str| {
+        reasoning_family(architecture, |s: &str| text.contains(s))
+    };
+    assert_eq!(reasoning(ModelArchitecture::Qwen3, ""), Some(ReasoningFamily::Qwen3));
+    assert_eq!(reasoning(ModelArchitecture::Qwen2, ""), None);
+    assert_eq!(reasoning(ModelArchitecture::Qwen2, "</think>"), Some(ReasoningFamily::DeepSeekR1));
+    let kimi = "<think></think> thinking <|tool_calls_section_begin|>";
+    assert_eq!(reasoning(ModelArchitecture::DeepseekV3, kimi), Some(ReasoningFamily::DeepSeekR1));
+    assert_eq!(
+        reasoning(ModelArchitecture::Llama, "Here is my thought process:"),
+        Some(ReasoningFamily::Granite)
+    );
+    assert_eq!(reasoning(ModelArchitecture::Llama, "<seed:think>"), Some(ReasoningFamily::SeedOss));
+    assert_eq!(reasoning(ModelArchitecture::Mistral, "[THINK]"), Some(ReasoningFamily::Mistral));
+}
+
+#[test]
+fn harmony_is_selected_for_both_parsers() {
+    let select = |tool_calls: &str, reasoning: &str, template: &'static str| {
+        let flags = ParserFlags { tool_calls, reasoning };
+        let parsers = flags.selected(ModelArchitecture::Qwen3, |s| template.contains(s));
+        parsers.map_err(|error| error.to_string())
+    };
+    let harmony = Ok(SelectedParsers {
+        tool_calls: Some(ToolCallSyntax::Harmony),
+        reasoning: Some(ReasoningFamily::Harmony),
+    });
+    assert_eq!(select("auto", "auto", HARMONY_MARKER), harmony);
+    for (calls, reasoning) in
+        [("harmony", "harmony"), ("openai", "auto"), ("auto", "openai_gptoss")]
+    {
+        assert_eq!(select(calls, reasoning, "<tool_call>"), harmony);
+    }
+    let none = Ok(SelectedParsers { tool_calls: None, reasoning: None });
+    assert_eq!(select("none", "none", HARMONY_MARKER), none);
+    for (calls, reasoning) in
+        [("none", "auto"), ("auto", "none"), ("hermes", "auto"), ("harmony", "qwen3")]
+    {
+        let error = select(calls, reasoning, HARMONY_MARKER).unwrap_err();
+        assert!(error.contains("in the harmony format"), "{error}");
+    }
+}
+
+/// Parsers that a chat template without markers leaves to the architecture.
+#[test]
+fn every_architecture_has_its_default_parsers() {
+    let flags = ParserFlags { tool_calls: "auto", reasoning: "auto" };
+    let rows = ModelArchitecture::ALL.map(|architecture| {
+        let parsers = flags.selected(architecture, |_| false).unwrap();
+        let [calls, reasoning] = [parser_name(parsers.tool_calls), parser_name(parsers.reasoning)];
+        format!("{architecture}: {calls}, {reasoning}\n")
+    });
+    let expected = [
+        "LlamaForCausalLM: llama3_json, none",
+        "MistralForCausalLM: mistral, none",
+        "Mistral3ForConditionalGeneration: mistral, none",
+        "Ministral3ForCausalLM: mistral, none",
+        "MixtralForCausalLM: mistral, none",
+        "Qwen2ForCausalLM: hermes, none",
+        "Qwen2MoeForCausalLM: hermes, none",
+        "Qwen3ForCausalLM: hermes, qwen3",
+        "Qwen3MoeForCausalLM: hermes, qwen3",
+        "Qwen3VLForConditionalGeneration: hermes, qwen3",
+        "Qwen3VLMoeForConditionalGeneration: hermes, qwen3",
+        "GraniteForCausalLM: granite, none",
+        "GraniteMoeHybridForCausalLM: hermes, none",
+        "SmolLM3ForCausalLM: hermes, qwen3",
+        "Olmo2ForCausalLM: none, none",
+        "Olmo3ForCausalLM: olmo3, none",
+        "SeedOssForCausalLM: seed_oss, none",
+        "Ernie4_5ForCausalLM: none, none",
+        "GlmForCausalLM: hermes, none",
+        "Glm4ForCausalLM: hermes, none",
+        "DeepseekV2ForCausalLM: deepseek_v3, none",
+        "DeepseekV3ForCausalLM: deepseek_v3, none",
+        "Phi3ForCausalLM: phi4_mini_json, none",
+        "Gemma3ForCausalLM: gemma3_tool_code, none",
+        "Gemma3ForConditionalGeneration: gemma3_tool_code, none",
+        "GptOssForCausalLM: hermes, none",
+        "Qwen3NextForCausalLM: hermes, none",
+        "Qwen3_5ForCausalLM: qwen3_coder, qwen3",
+        "Qwen3_5ForConditionalGeneration: qwen3_coder, qwen3",
+        "Qwen3_5MoeForCausalLM: qwen3_coder, qwen3",
+        "Qwen3_5MoeForConditionalGeneration: qwen3_coder, qwen3",
+        "LlamaForCausalLMEagle3: llama3_json, none",
+    ];
+    assert_eq!(rows.concat(), expected.map(|row| format!("{row}\n")).concat());
+}
+
+/// A template with markers decides also for an architecture whose models have no tool calls.
+#[test]
+fn template_markers_select_parsers_of_any_architecture() {
+    for architecture in ModelArchitecture::ALL {
+        let template = "<tool_call> </think>";
+        let flags = ParserFlags { tool_calls: "auto", reasoning: "auto" };
+        let parsers = flags.selected(architecture, |s| template.contains(s)).unwrap();
+        assert_eq!(parsers.tool_calls, Some(ToolCallSyntax::Hermes), "{architecture}");
+        assert!(parsers.reasoning.is_some(), "{architecture}");
+    }
+}
