@@ -171,18 +171,22 @@ impl KernelBackend {
         }
     }
 
-    /// Packs matrices of the same shape as [`pack_row_major`](Self::pack_row_major) does, but GPUs store them in
-    /// MXFP4 if that represents all elements exactly: experts of a checkpoint in MXFP4.
+    /// Packs the gate-up and the down projections of experts of a checkpoint in MXFP4. GPUs store them in MXFP4, in
+    /// tiles for TMA where both projections permit it, if that represents all elements exactly; otherwise as
+    /// [`pack_row_major`](Self::pack_row_major) does.
     ///
     /// Errors: shapes differ, or allocation fails.
-    pub fn pack_mxfp4(
+    pub fn pack_mxfp4_experts(
         &self,
-        matrices: &[Vec<HostMat<'_>>],
+        gate_up: &[Vec<HostMat<'_>>],
+        down: &[Vec<HostMat<'_>>],
         dtype: DType,
-    ) -> Result<PackedMatrixGroup, DeviceError> {
+    ) -> Result<[PackedMatrixGroup; 2], DeviceError> {
         match self {
-            Self::Cpu(cpu) => cpu.pack_group(matrices, dtype, false),
-            Self::Gpu(gpu) => gpu.pack_mxfp4(matrices, dtype),
+            Self::Cpu(cpu) => {
+                Ok([cpu.pack_group(gate_up, dtype, false)?, cpu.pack_group(down, dtype, false)?])
+            }
+            Self::Gpu(gpu) => gpu.pack_mxfp4_experts(gate_up, down, dtype),
         }
     }
 

@@ -15,8 +15,8 @@ const ALIGNMENT: usize = 64;
 /// [`KernelBackend::pack_group`](crate::KernelBackend::pack_group).
 ///
 /// The memory layout depends on the device. CPUs store separate matrices, because a packed panel (32 outputs)
-/// must not contain outputs of two matrices. GPUs store one stack of all rows, row-major, in the tiled TMA layout
-/// or in MXFP4.
+/// must not contain outputs of two matrices. GPUs store one stack of all rows, row-major or in tiles for TMA, as
+/// elements of a type or in MXFP4.
 #[derive(Debug)]
 pub struct PackedMatrixGroup {
     parts: Vec<Arc<PackedMatrix>>,
@@ -32,6 +32,8 @@ enum GroupLayout {
     Tma,
     /// Rows in MXFP4 (`csrc/dev/mxfp4.h`); the type of the matrices is that of the decoded elements.
     Mxfp4,
+    /// Tiles in MXFP4 for TMA (`csrc/moe/tma_mxfp4.h`).
+    TmaMxfp4,
 }
 
 impl PackedMatrixGroup {
@@ -63,15 +65,20 @@ impl PackedMatrixGroup {
         Self { layout: GroupLayout::Mxfp4, ..self }
     }
 
-    /// Whether rows are stored in the TMA layout.
+    /// Makes a group of `len` matrices in MXFP4 whose tiles for TMA are in the memory of `stack`.
+    pub(crate) fn tma_mxfp4(stack: PackedMatrix, len: usize) -> Result<Self, DeviceError> {
+        Ok(Self { layout: GroupLayout::TmaMxfp4, ..Self::stacked(stack, len)? })
+    }
+
+    /// Whether rows are stored in a TMA layout.
     pub(crate) fn is_tma_packed(&self) -> bool {
-        self.layout == GroupLayout::Tma
+        matches!(self.layout, GroupLayout::Tma | GroupLayout::TmaMxfp4)
     }
 
     /// Whether rows are stored in MXFP4.
     #[must_use]
     pub fn is_mxfp4(&self) -> bool {
-        self.layout == GroupLayout::Mxfp4
+        matches!(self.layout, GroupLayout::Mxfp4 | GroupLayout::TmaMxfp4)
     }
 
     /// Number of matrices.

@@ -14,19 +14,37 @@ DEV u32 mxfp4_row_bytes(u32 k) { return k / 2 + (k / MXFP4_GROUP + 15) / 16 * 16
 // Returns the address of the scales of a row.
 DEV const u8* mxfp4_scales(const u8* row, u32 k) { return row + k / 2; }
 
+// Factor of the elements of a group, 2^(scale - 1): twice as bf16, or as f32.
+#if DEV_SM >= 900 && !HALF_F16
+struct Mxfp4Factor { u32 pair; };
+// `scales`: E8M0 bits of four groups, one per byte.
+DEV Mxfp4Factor mxfp4_factor(u32 scales, u32 group) {
+    u32 scale;  // of the group, in both halves
+    asm("prmt.b32 %0, %1, 0, %2;" : "=r"(scale) : "r"(scales), "r"(0x4040u | group | group << 8));
+    return Mxfp4Factor{scale * 128u + 126u * 0x00800080u};
+}
+DEV u32 scaled_mxfp4_pair(u32 pair, Mxfp4Factor factor) {
+    u32 product;
+    asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(product) : "r"(pair), "r"(factor.pair));
+    return product;
+}
+#else
+struct Mxfp4Factor { float value; };
+DEV Mxfp4Factor mxfp4_factor(u32 scales, u32 group) { return Mxfp4Factor{as_f32(((scales >> group * 8 & 0xff) + 126) << 23)}; }
+// Returns two elements as half_t. `pair`: the elements in both halves, sign in bit 15, exponent and mantissa in bits 8
+// to 6, in place of those of a bf16, whose exponent bias is 126 higher.
+DEV u32 scaled_mxfp4_pair(u32 pair, Mxfp4Factor factor) {
+    return pack_exact(f32x2{{as_f32(pair << 16) * factor.value, as_f32(pair & 0xffff0000u) * factor.value}});
+}
+#endif
+
 // Decodes the eight elements of `word` to half_t; in bf16 the result is exact. `scale`: E8M0 bits.
 DEV half_x8 decode_mxfp4(u32 word, u32 scale) {
+    const Mxfp4Factor factor = mxfp4_factor(scale, 0);
     u32x4 pairs;
     UNROLL for (u32 j = 0; j < 4; ++j) {
-        // Exponent and mantissa in place of those of a bf16, whose exponent bias is 126 higher.
-        const u32 pair = word >> (4 * j), moved = (pair & 0x00070007u) << 6 | (pair & 0x00080008u) << 12;
-#if DEV_SM >= 900 && !HALF_F16
-        const u32 factor = (scale + 126) << 7 | (scale + 126) << 23;
-        asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(pairs.v[j]) : "r"(moved), "r"(factor));
-#else
-        const float factor = as_f32((scale + 126) << 23);
-        pairs.v[j] = pack_exact(f32x2{{as_f32(moved << 16) * factor, as_f32(moved & 0xffff0000u) * factor}});
-#endif
+        const u32 pair = word >> (4 * j);
+        pairs.v[j] = scaled_mxfp4_pair((pair & 0x00070007u) << 6 | (pair & 0x00080008u) << 12, factor);
     }
     return bits_as<half_x8>(pairs);
 }

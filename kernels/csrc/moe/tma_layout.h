@@ -15,18 +15,37 @@
 // + 9, 2 q + 1, so that the upper and the lower bytes of the word's halves convert to one register each.
 // Pieces of the upper 64 columns are after those of the lower in even lines and before them in odd lines:
 // eight lanes read 128 bytes without bank conflicts.
+//
+// With WEIGHTS_MXFP4 a strip has 128 columns of its 16 lines, 64 bytes each, then the scales of the lines, four bytes
+// each: 1,088 bytes (moe/tma_mxfp4.h). K is a multiple of 32; columns from K to the next multiple of 128 are zeros.
 #pragma once
 
 #ifndef FP8
 #  define FP8 0
 #endif
+#ifndef WEIGHTS_MXFP4
+#  define WEIGHTS_MXFP4 0
+#endif
 #if FP8
 typedef fp8 Weight;
+#elif WEIGHTS_MXFP4
+typedef u8 Weight;
 #else
 typedef half_t Weight;
 #endif
 
-enum : u32 { STRIP_LINES = 16, TILE_LINES = 128, COLUMN_BYTES = 128, COLUMNS = COLUMN_BYTES / sizeof(Weight), PIECES = COLUMN_BYTES / 16 };
+enum : u32 {
+    STRIP_LINES = 16,
+    TILE_LINES = 128,
+    COLUMN_BYTES = WEIGHTS_MXFP4 ? 68 : 128,  // bytes of COLUMNS columns of a line; in MXFP4 with their scales
+    COLUMNS = WEIGHTS_MXFP4 ? 128 : 128 / sizeof(Weight),
+    PIECES = 8  // 16-byte pieces of a line of 128 bytes
+};
+
+// Returns the number of blocks of COLUMNS columns of a line.
+DEV u32 column_blocks(u32 k) { return (k + COLUMNS - 1) / COLUMNS; }
+// Returns the size in elements of Weight of the packed matrix of an expert.
+DEV u64 packed_size(u32 n, u32 k) { return (u64)n * column_blocks(k) * (COLUMN_BYTES / sizeof(Weight)); }
 
 // Returns the row of W that is stored in line `line` of the packed layout.
 DEV u32 row_of_tma_line(u32 line, u32 n, bool gated) {
@@ -35,10 +54,10 @@ DEV u32 row_of_tma_line(u32 line, u32 n, bool gated) {
 }
 
 // Returns the offset in elements, from the start of the packed matrix of an expert, of columns [COLUMNS *
-// block, COLUMNS * (block + 1)) of line `line`.
+// block, COLUMNS * (block + 1)) of line `line`; in MXFP4 of a strip whose first line is `line`.
 DEV u64 line_at(u32 line, u32 block, u32 n, u32 k) {
     const u32 first = line / TILE_LINES * TILE_LINES, height = n - first < TILE_LINES ? n - first : (u32)TILE_LINES;
-    return (u64)first * k + ((u64)block * height + line - first) * COLUMNS;
+    return ((u64)first * column_blocks(k) + (u64)block * height + line - first) * (COLUMN_BYTES / sizeof(Weight));
 }
 
 #if FP8

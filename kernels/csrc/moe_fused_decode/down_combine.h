@@ -2,6 +2,7 @@
 // computes a strip of 16 outputs for all active experts, so that it can sum the expert outputs of each token
 // itself.
 #pragma once
+#include "moe/bias.h"
 #include "moe_fused_decode/sort_choices.h"
 #include "moe_grouped_gemm_tma/roles.h"
 
@@ -50,7 +51,7 @@ DEV const float* scales_of(const DownCombineWork& b, u32 strip, u32 half) {
 #endif
 DEV void copy_strips(const DownCombineWork& b, u8* to, u32 block, Barrier* full) {
     if (lane() >= b.strips) return;
-    const Weight* expert = b.w + (u64)b.sorted->segments[b.segment + lane()].expert * b.n * b.k;
+    const Weight* expert = b.w + b.sorted->segments[b.segment + lane()].expert * packed_size(b.n, b.k);
     const Weight* from = expert + line_at(b.strip * STRIP_LINES, block, b.n, b.k);
     bulk_copy_once(to + lane() * STRIP_BYTES, from, STRIP_BYTES, full, b.policy);
 }
@@ -62,14 +63,16 @@ struct alignas(f32x2) ExpertOutputs { float v[MOST_CHOICES][STRIP_LINES]; };
 // Stores the outputs of one expert for the current strip. The products `c` are with the activations of all
 // places (choices sorted by expert); only those of the places of this expert are stored.
 DEV void accumulate_output(ExpertOutputs& expert_outputs, const float (&c)[ROWS / 2], const DownCombineWork& b,
-                           u32 strip) {
+                           const ExpertBiases& biases, u32 strip) {
     if (strip >= b.strips) return;
     const ExpertSegment s = b.sorted->segments[b.segment + strip];
+    const u32 out = b.strip * STRIP_LINES + lane() / 4 * 2;
+    const float low_bias = bias_of(biases, s.expert, out), high_bias = bias_of(biases, s.expert, out + 1);
     UNROLL for (u32 j = 0; j < ROWS / 8; ++j)
         UNROLL for (u32 i = 0; i < 2; ++i) {
             const u32 place = j * 8 + lane() % 4 * 2 + i;
             if (place - s.first < s.rows)
-                *(f32x2*)(expert_outputs.v[place] + lane() / 4 * 2) = f32x2{{c[4 * j + i], c[4 * j + 2 + i]}};
+                *(f32x2*)(expert_outputs.v[place] + lane() / 4 * 2) = f32x2{{add_bias(c[4 * j + i], low_bias), add_bias(c[4 * j + 2 + i], high_bias)}};
         }
 }
 

@@ -3,6 +3,7 @@
 // consecutive strips; a pass may include strips of several experts. Each strip is multiplied by the rows of x
 // of all tokens; results of tokens that are not routed to the expert of the strip are discarded.
 #pragma once
+#include "moe/bias.h"
 #include "moe_fused_decode/sort_choices.h"
 #include "moe_grouped_gemm_tma/roles.h"
 
@@ -54,22 +55,24 @@ DEV void copy_strips(const GateUpWork& m, u8* to, u32 block, Barrier* full) {
     if (run > of_expert - strip) run = of_expert - strip;
     if (run > m.strips - lane()) run = m.strips - lane();
     const u32 expert = m.sorted->segments[(m.first + lane()) / of_expert].expert;
-    const Weight* from = m.w + (u64)expert * m.n * m.k + line_at(strip * STRIP_LINES, block, m.n, m.k);
+    const Weight* from = m.w + expert * packed_size(m.n, m.k) + line_at(strip * STRIP_LINES, block, m.n, m.k);
     bulk_copy_once(to + lane() * STRIP_BYTES, from, run * STRIP_BYTES, full, m.policy);
 }
 
 // Stores gated(gate, up) for one strip to the rows of y of the places (choices sorted by expert) of its
 // expert. A lane has gate and up of one output, for two tokens of each group of eight.
-DEV void store_gate_up(half_t* y, const float (&c)[ROWS / 2], const GateUpWork& m, u32 of_pass, u32 y_stride) {
+DEV void store_gate_up(half_t* y, const float (&c)[ROWS / 2], const GateUpWork& m, const ExpertBiases& biases,
+                       u32 of_pass, u32 y_stride) {
     const u32 of_expert = m.n / STRIP_LINES, strip = m.first + of_pass;
     if (of_pass >= m.strips) return;
     const ExpertSegment s = m.sorted->segments[strip / of_expert];
     const u32 out = strip % of_expert * 8 + lane() / 4;
+    const float gate_bias = bias_of(biases, s.expert, out), up_bias = bias_of(biases, s.expert, biases.n / 2 + out);
     UNROLL for (u32 j = 0; j < ROWS / 8; ++j) {
         if (j * 8 >= m.rows) break;
         UNROLL for (u32 i = 0; i < 2; ++i) {
             const u32 token = j * 8 + lane() % 4 * 2 + i;
-            const half_t value = to_half(gated(c[4 * j + i], c[4 * j + 2 + i]));
+            const half_t value = to_half(gated(add_bias(c[4 * j + i], gate_bias), add_bias(c[4 * j + 2 + i], up_bias)));
             for (u32 place = s.first; place < s.first + s.rows; ++place)
                 if (m.sorted->token[place] == token) y[(u64)place * y_stride + out] = value;
         }

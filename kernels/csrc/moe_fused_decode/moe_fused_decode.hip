@@ -9,7 +9,7 @@
 //   -DROUTES=1 routing is fused: choices are the top_k - shared largest of softmax(logits), logits f32
 //   [tokens, all], all <= 256, followed by the shared experts (moe_route). Block 0 of the gate and up
 //   projection increments `counts`, see moe_route also for `slots`
-//   -DFP8=1    W in fp8 with `scales`, as in moe_grouped_gemm_tma
+//   -DFP8=1    W in fp8 with `scales`, as in moe_grouped_gemm_tma; -DWEIGHTS_MXFP4=1, -DBIASED=1: likewise
 //   -DWIDE_TILE=1   twice as many lines per tile. -DTILE_ROWS=n  rows of x per tile, at least the number of
 //              tokens, or of choices in the down projection
 //   -DROUTES=0 choices are inputs: experts i32 and weights f32, [tokens * top_k]
@@ -30,7 +30,7 @@
 KERNEL(THREADS)
 moe_fused_decode(half_t* y, const half_t* x, const Weight* w, const i32* experts, const float* weights, const float* logits,
                  u32 logits_stride, u32 all, u32 normalise, u32 shared, u32 choices, u32 first, u32 count, u32 n, u32 k, u32 x_stride,
-                 u32 y_stride, u32 top_k, const float* scales, u32 unit, u32 scale_stride, u32* counts, const i64* slots) {
+                 u32 y_stride, u32 top_k, const float* scales, u32 unit, u32 scale_stride, u32* counts, const i64* slots BIAS_PARAM) {
     SHARED(ExpertSortedTokens, sorted, 1);
     const StageRing ring = make_ring();
     // Of the inputs of the down projection, only x is an output of the previous kernel. Therefore the down
@@ -54,18 +54,19 @@ moe_fused_decode(half_t* y, const half_t* x, const Weight* w, const i32* experts
     if (warp_id() == WEIGHT_WARP) return copy_weights(work, ring);
     if (!GATED) grid_wait();
     if (warp_id() > WEIGHT_WARP) return copy_rows(work, ring, x, x_stride);
+    const ExpertBiases biases{BIAS_ARG, n};
     PipelineState pipe{0, 0};
     PassAccumulators sums;
 #if GATED
     while (next_pass(work)) {
         multiply(sums, ring, pipe, k);
-        UNROLL for (u32 t = 0; t < GROUP_LINES / 64; ++t) store_gate_up(y, sums.c[t], work, strip_of_sums(t), y_stride);
+        UNROLL for (u32 t = 0; t < GROUP_LINES / 64; ++t) store_gate_up(y, sums.c[t], work, biases, strip_of_sums(t), y_stride);
     }
 #else
     SHARED(ExpertOutputs, expert_outputs, 1);
     while (next_pass(work)) {
         multiply(sums, ring, pipe, k);
-        UNROLL for (u32 t = 0; t < GROUP_LINES / 64; ++t) accumulate_output(*expert_outputs, sums.c[t], work, strip_of_sums(t));
+        UNROLL for (u32 t = 0; t < GROUP_LINES / 64; ++t) accumulate_output(*expert_outputs, sums.c[t], work, biases, strip_of_sums(t));
         if (!is_last_of_strip(work)) continue;
         named_barrier_sync<1>(CONSUMER_THREADS);
         store_combined(y, *expert_outputs, work, choices / top_k, y_stride);

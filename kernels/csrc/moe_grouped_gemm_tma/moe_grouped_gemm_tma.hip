@@ -11,6 +11,8 @@
 //   -DWIDE_TILE=1   segments of at most TILE_ROWS rows (default 128), and twice as many lines per tile
 //   -DFP8=1    W in fp8 with block `scales` (moe/tma_layout.h), converted to half_t in registers; the default
 //              of TILE_ROWS is then 64 with WIDE_TILE too
+//   -DWEIGHTS_MXFP4=1  W in MXFP4 (moe/tma_mxfp4.h), decoded to half_t in registers; K is a multiple of 32; TILE_ROWS as with FP8
+//   -DBIASED=1 adds biases (moe/bias.h)
 // prefetched_segments: 0, or (with WIDE_TILE) the number of experts if segment e is the first segment of
 // expert e even if empty (moe_align with own = 1): blocks then load the weights of their first tiles before
 // routing has finished.
@@ -38,7 +40,7 @@ typedef float OUT;
 KERNEL(THREADS)
 moe_grouped_gemm_tma(OUT* y, const half_t* x, const Weight* w, const u32* order, const ExpertSegment* segments, u32 n,
                      u32 k, u32 x_stride, u32 y_stride, u32 top_k, u32 prefetched_segments, const float* scales,
-                     u32 unit, u32 scale_stride) {
+                     u32 unit, u32 scale_stride BIAS_PARAM) {
     const StageRing ring = make_ring();
     sync();
     const u32 begun = GATED ? begin_weights(w, ring, n, k, prefetched_segments) : 0;
@@ -54,16 +56,17 @@ moe_grouped_gemm_tma(OUT* y, const half_t* x, const Weight* w, const u32* order,
 #endif
     if (warp_id() == WEIGHT_WARP) return copy_weights(share, ring, begun);
     if (warp_id() > WEIGHT_WARP) return copy_rows(share, ring, x, x_stride);
+    const ExpertBiases biases{BIAS_ARG, n};
     PipelineState pipe{0, 0};
     PassAccumulators sums;
     while (next_pass(share)) {
         multiply(sums, ring, pipe, columns_of(share));
 #if GATED
-        store_gated(y, sums.c[0], share, strip_of_sums(0), y_stride);
-        if constexpr (GROUP_LINES > 64) store_gated(y, sums.c[GROUP_LINES / 128], share, strip_of_sums(1), y_stride);
+        store_gated(y, sums.c[0], share, biases, strip_of_sums(0), y_stride);
+        if constexpr (GROUP_LINES > 64) store_gated(y, sums.c[GROUP_LINES / 128], share, biases, strip_of_sums(1), y_stride);
 #else
-        store_choices(y, sums.c[0], share, order, strip_of_sums(0), y_stride);
-        if constexpr (GROUP_LINES > 64) store_choices(y, sums.c[GROUP_LINES / 128], share, order, strip_of_sums(1), y_stride);
+        store_choices(y, sums.c[0], share, biases, order, strip_of_sums(0), y_stride);
+        if constexpr (GROUP_LINES > 64) store_choices(y, sums.c[GROUP_LINES / 128], share, biases, order, strip_of_sums(1), y_stride);
 #endif
     }
 }

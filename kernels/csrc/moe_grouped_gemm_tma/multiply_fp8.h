@@ -1,4 +1,4 @@
-// moe_grouped_gemm_tma/multiply_fp8.h - MMA loop of a pass (share.h) with fp8 weights. Weights are converted
+// moe_grouped_gemm_tma/multiply_fp8.h - products of a pipeline stage with fp8 weights. Weights are converted
 // exactly to half_t in registers; the sum over 128 columns (K) is multiplied by its scale in f32.
 #pragma once
 
@@ -66,18 +66,3 @@ DEV void multiply_stage(PassAccumulators& sums, const u8* stage, const float* sc
     }
 }
 #endif
-
-// Computes the products of a pass over all K columns, stage by stage.
-DEV void multiply(PassAccumulators& sums, const StageRing& ring, PipelineState& pipe, u32 k) {
-    UNROLL for (u32 t = 0; t < GROUP_LINES / 64; ++t)
-        UNROLL for (u32 i = 0; i < ROWS / 2; ++i) sums.c[t][i] = 0.f;
-#pragma unroll 1
-    for (u32 block = 0; block < k / COLUMNS; ++block) {
-        barrier_wait(ring.full + pipe.stage, pipe.phase);
-        fence_async_shared();  // Needed for rows of x, which cp.async writes, not the async proxy.
-        multiply_stage(sums, ring.at + pipe.stage * STAGE_BYTES, scales_at(ring, pipe.stage));
-        warp_sync();
-        if (lane() == 0) barrier_arrive(ring.empty + pipe.stage);
-        next(pipe, ring);
-    }
-}

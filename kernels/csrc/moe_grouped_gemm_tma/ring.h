@@ -9,7 +9,7 @@
 #  define WIDE_TILE 0
 #endif
 #ifndef TILE_ROWS
-#  define TILE_ROWS (WIDE_TILE && !FP8 ? 128 : 64)
+#  define TILE_ROWS (WIDE_TILE && !FP8 && !WEIGHTS_MXFP4 ? 128 : 64)
 #endif
 
 enum : u32 {
@@ -18,7 +18,7 @@ enum : u32 {
     ROWS = TILE_ROWS,            // rows of x per tile
     STRIPS = GROUPS * GROUP_LINES / STRIP_LINES,
     STRIP_BYTES = STRIP_LINES * COLUMN_BYTES,
-    WEIGHT_BYTES = STRIPS * STRIP_BYTES,
+    WEIGHT_BYTES = (STRIPS * STRIP_BYTES + 1023) / 1024 * 1024,  // panels of x are aligned to 1024 bytes
     PANEL_COLUMNS = 64,          // columns of x per panel
     PANEL_BYTES = ROWS * 128,
     STAGE_BYTES = WEIGHT_BYTES + COLUMNS / PANEL_COLUMNS * PANEL_BYTES,

@@ -31,7 +31,7 @@ template <class Work> DEV void copy_weights(Work work, const StageRing& ring, u3
     PipelineState pipe{0, 0};
     while (next_pass(work))
 #pragma unroll 1
-        for (u32 block = 0; block < columns_of(work) / COLUMNS; ++block) {
+        for (u32 block = 0; block < column_blocks(columns_of(work)); ++block) {
             if (begun > 0) {
                 --begun;
                 next(pipe, ring);
@@ -41,6 +41,18 @@ template <class Work> DEV void copy_weights(Work work, const StageRing& ring, u3
             copy_block(work, ring, pipe.stage, block);
             next(pipe, ring);
         }
+}
+
+// Copies eight columns of a row of x, from column `at` + 8 `piece` on. `from`: address of column 8 `piece`. In MXFP4 the
+// last block of columns is padded; zeros are stored for the columns from `k` on.
+DEV void copy_piece(u8* to, const half_t* from, u32 piece, u32 at, u32 k) {
+#if WEIGHTS_MXFP4
+    const bool present = at + piece * 8 < k;
+    cp_async16_zfill(to, present ? from + at : from, present);
+#else
+    (void)piece, (void)k;
+    cp_async16(to, from + at);
+#endif
 }
 
 template <class Work> DEV void copy_rows(Work work, const StageRing& ring, const half_t* x, u32 x_stride) {
@@ -60,13 +72,14 @@ template <class Work> DEV void copy_rows(Work work, const StageRing& ring, const
             from[i] = x + (u64)(row < rows ? row_of(work, row) : 0) * x_stride + piece * 8;
         }
 #pragma unroll 1
-        for (u32 block = 0; block < columns_of(work) / COLUMNS; ++block) {
+        for (u32 block = 0; block < column_blocks(columns_of(work)); ++block) {
             barrier_wait(ring.empty + pipe.stage, pipe.phase ^ 1);
             u8* to = ring.at + pipe.stage * STAGE_BYTES + WEIGHT_BYTES + place;
             UNROLL for (u32 p = 0; p < COLUMNS / PANEL_COLUMNS; ++p)
                 UNROLL for (u32 i = 0; i < ROWS / ROWS_PER_PASS; ++i)
                     if (line + i * ROWS_PER_PASS < rows)
-                        cp_async16(to + p * PANEL_BYTES + i * ROWS_PER_PASS * 128, from[i] + block * COLUMNS + p * PANEL_COLUMNS);
+                        copy_piece(to + p * PANEL_BYTES + i * ROWS_PER_PASS * 128, from[i], piece, block * COLUMNS + p * PANEL_COLUMNS,
+                                   columns_of(work));
 #if FP8
             if (scales) cp_async4(scales_at(ring, pipe.stage) + t, scales + block);
 #endif
@@ -85,8 +98,30 @@ struct PassAccumulators { float c[GROUP_LINES / 64][ROWS / 2]; };
 // Returns the index in the pass of the strip (16 lines) to which the accumulators c[t] of this warp belong.
 DEV u32 strip_of_sums(u32 t) { return warp_id() / 4 * (GROUP_LINES / STRIP_LINES) + t * 4 + warp_id() % 4; }
 
+#if FP8 || WEIGHTS_MXFP4
+#  if FP8
+#    include "moe_grouped_gemm_tma/multiply_fp8.h"
+#  else
+#    include "moe_grouped_gemm_tma/multiply_mxfp4.h"
+#  endif
+// Computes the products of a pass over all K columns, stage by stage.
+DEV void multiply(PassAccumulators& sums, const StageRing& ring, PipelineState& pipe, u32 k) {
+    UNROLL for (u32 t = 0; t < GROUP_LINES / 64; ++t)
+        UNROLL for (u32 i = 0; i < ROWS / 2; ++i) sums.c[t][i] = 0.f;
+#pragma unroll 1
+    for (u32 block = 0; block < column_blocks(k); ++block) {
+        barrier_wait(ring.full + pipe.stage, pipe.phase);
+        fence_async_shared();  // Needed for rows of x, which cp.async writes, not the async proxy.
 #if FP8
-#  include "moe_grouped_gemm_tma/multiply_fp8.h"
+        multiply_stage(sums, ring.at + pipe.stage * STAGE_BYTES, scales_at(ring, pipe.stage));
+#else
+        multiply_stage(sums, ring.at + pipe.stage * STAGE_BYTES);
+#endif
+        warp_sync();
+        if (lane() == 0) barrier_arrive(ring.empty + pipe.stage);
+        next(pipe, ring);
+    }
+}
 #else
 // Computes the products of a pass over all K columns, stage by stage.
 DEV void multiply(PassAccumulators& sums, const StageRing& ring, PipelineState& pipe, u32 k) {

@@ -64,7 +64,7 @@ DEV const float* scales_of(const BlockWorkCursor& s, u32 strip, u32 half) {
 #endif
 DEV void copy_strips(const BlockWorkCursor& s, u8* to, u32 block, Barrier* full) {
     if (lane() != 0) return;
-    const Weight* expert = s.w + (u64)s.expert * s.n * s.k;
+    const Weight* expert = s.w + s.expert * packed_size(s.n, s.k);
     u32 line = s.first * STRIP_LINES, left = s.strips * STRIP_LINES;
 #pragma unroll 1
     while (left > 0) {
@@ -85,7 +85,7 @@ DEV u32 begin_weights(const Weight* w, const StageRing& ring, u32 n, u32 k, u32 
     s.expert = segment_at(s);
     if (s.expert >= experts) return 0;
     take_strips(s);
-    const u32 blocks = ring.stages < k / COLUMNS ? ring.stages : k / COLUMNS;
+    const u32 blocks = ring.stages < column_blocks(k) ? ring.stages : column_blocks(k);
     if (warp_id() == WEIGHT_WARP)
         for (u32 i = 0; i < blocks; ++i) copy_block(s, ring, i, i);
     return blocks;

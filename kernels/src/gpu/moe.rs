@@ -12,6 +12,7 @@ use super::expert_load::ExpertCounterPtrs;
 use super::fp8;
 use super::moe_call::{ALIGN_PAIRS, KERNEL, MoeKernel, MoeLaunchArgs};
 use super::moe_fused_decode::{RoutingSource, fits_fused_decode};
+use super::moe_grouped_gemm_tma::TmaWeights;
 use crate::gpu::GpuBackend;
 use crate::{
     ExpertMlp, ExpertWeights, FusedMoe, GpuKernel, HostMat, PackedMatrixGroup, SoftmaxRouterArgs,
@@ -66,6 +67,25 @@ impl GpuBackend {
     ) -> Result<PackedMatrixGroup, DeviceError> {
         let parts: Vec<HostMat<'_>> = matrices.iter().flatten().copied().collect();
         PackedMatrixGroup::stacked(self.load_float(&parts, dtype)?, matrices.len())
+    }
+
+    /// Packs the gate-up and the down projections of experts as [`pack_mxfp4`](Self::pack_mxfp4) does, and moves both to
+    /// tiles for TMA if the TMA kernel supports both.
+    pub fn pack_mxfp4_experts(
+        &self,
+        gate_up: &[Vec<HostMat<'_>>],
+        down: &[Vec<HostMat<'_>>],
+        dtype: DType,
+    ) -> Result<[PackedMatrixGroup; 2], DeviceError> {
+        let (gate_up, down) = (self.pack_mxfp4(gate_up, dtype)?, self.pack_mxfp4(down, dtype)?);
+        let in_tiles = [&gate_up, &down].into_iter().all(|group| {
+            let (weights, outputs) = (TmaWeights::Mxfp4, group.n());
+            group.is_mxfp4() && self.supports_grouped_gemm_tma(weights, outputs, group.k())
+        });
+        if !in_tiles {
+            return Ok([gate_up, down]);
+        }
+        Ok([self.tile_mxfp4(gate_up, true)?, self.tile_mxfp4(down, false)?])
     }
 
     /// Stacks matrices of one shape in MXFP4, whose elements kernels decode to `dtype`; as
@@ -235,7 +255,8 @@ fn check(
     check_size(KERNEL, "outputs of gate_up", gate_up.n(), 2 * down.k())?;
     check_size(KERNEL, "outputs of down", down.n(), x.cols())?;
     experts.check_biases(KERNEL)?;
-    if experts.has_biases() && (gate_up.is_tma_packed() || weights != x.dtype()) {
+    let without_biases = gate_up.is_tma_packed() && !is_mxfp4 || weights != x.dtype();
+    if experts.has_biases() && without_biases {
         let (what, dtype) = ("biases of experts with this weight layout", gate_up.dtype());
         return Err(DeviceError::Unsupported { kernel: KERNEL, what, dtype });
     }

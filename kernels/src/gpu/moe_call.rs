@@ -18,7 +18,7 @@ pub(super) const ALIGN_PAIRS: usize = 4096;
 /// Maximum average number of routed pairs per expert for which the small-M kernels are used.
 const SMALL_M_PAIRS: usize = 8;
 /// Minimum average number of routed pairs per expert for which the TMA kernel uses `TILE_MEDIUM`, which has
-/// twice as many rows of W as `TILE_SMALL`. fp8 never uses `TILE_SMALL`.
+/// twice as many rows of W as `TILE_SMALL`. fp8 and MXFP4 never use `TILE_SMALL`.
 const WIDE_TILE_PAIRS: usize = 4;
 /// Minimum average number of routed pairs per expert for which the TMA kernel uses `TILE_LARGE`, which has
 /// more rows of x.
@@ -274,7 +274,7 @@ impl MoeKernel {
     }
 }
 
-/// Selects the tile of the TMA kernel for 16-bit weights; `for_dtype` adapts the tile to fp8 weights.
+/// Selects the tile of the TMA kernel for 16-bit weights; `for_weights` adapts the tile to other formats.
 fn tma_tile(pairs_per_expert: usize) -> moe_grouped_gemm_tma::GroupedGemmTile {
     match pairs_per_expert {
         pairs if pairs < WIDE_TILE_PAIRS => moe_grouped_gemm_tma::TILE_SMALL,
@@ -293,7 +293,8 @@ fn choose_kernel(
 ) -> MoeKernel {
     let pairs_per_expert = routed_pairs / experts.down.len().max(1);
     if experts.gate_up.is_tma_packed() {
-        let tile = tma_tile(pairs_per_expert).for_dtype(experts.gate_up.dtype());
+        let weights = moe_grouped_gemm_tma::TmaWeights::of(experts.gate_up);
+        let tile = tma_tile(pairs_per_expert).for_weights(weights);
         return MoeKernel::GroupedGemmTma(tile);
     }
     if experts.gate_up.dtype() == DType::F8E4M3 {

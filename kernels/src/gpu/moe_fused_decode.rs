@@ -3,10 +3,12 @@
 //! computes the weighted sum of the expert outputs.
 
 use device::gpu::{KernelLaunch, KernelSource};
-use device::{DType, DeviceError, DeviceStream, MatMut, MatRef};
+use device::{DeviceError, DeviceStream, MatMut, MatRef};
 
 use super::expert_load::ExpertCounterPtrs;
-use super::moe_grouped_gemm_tma::{GroupedGemmTile, TILE_MEDIUM, TILE_SMALL, is_fp8, scales_from};
+use super::moe_grouped_gemm_tma::{
+    GroupedGemmTile, TILE_MEDIUM, TILE_SMALL, TmaWeights, scales_from,
+};
 use crate::gate_activation::gated_product_defines;
 use crate::gpu::GpuBackend;
 use crate::{ExpertWeights, SoftmaxRouterArgs, TopKRoutes};
@@ -29,10 +31,10 @@ pub(super) enum RoutingSource<'a> {
     InKernel(&'a SoftmaxRouterArgs<'a>, ExpertCounterPtrs),
 }
 
-/// Returns the tile for `rows` rows of x and `strips` strips of W per block. With fp8 weights, unused tile
-/// rows take as much time as used rows, so the smallest sufficient tile is selected.
-fn tile_of(experts: &ExpertWeights<'_>, rows: usize, strips: usize) -> GroupedGemmTile {
-    if experts.down.dtype() != DType::F8E4M3 {
+/// Returns the tile for `rows` rows of x and `strips` strips of W per block. With weights that are converted in
+/// registers, unused tile rows take as much time as used rows, so the smallest sufficient tile is selected.
+fn tile_of(weights: TmaWeights, rows: usize, strips: usize) -> GroupedGemmTile {
+    if weights == TmaWeights::Half {
         return TILE_SMALL;
     }
     let rows = if rows <= MIN_TILE_ROWS { MIN_TILE_ROWS } else { MAX_ROUTED_PAIRS };
@@ -75,43 +77,43 @@ impl GpuBackend {
         let (routed_pairs, inner) = (x.rows() * top_k, experts.down.k());
         let activations = self.scratch(s, routed_pairs * inner * x.dtype().bytes())?;
         let routes_in_kernel = u32::from(matches!(source, RoutingSource::InKernel(..)));
-        let fp8 = is_fp8(experts.down);
+        let weights = TmaWeights::of(experts.down);
         for first in [true, false] {
             // The first GEMM divides the strips of all routed pairs among the blocks; in the second GEMM a
             // block has the same strips of all experts.
             let strips = experts.gate_up.n() / STRIP_ROWS * routed_pairs;
             let tile = if first {
-                tile_of(experts, x.rows(), strips.div_ceil(self.multiprocessors() as usize))
+                tile_of(weights, x.rows(), strips.div_ceil(self.multiprocessors() as usize))
             } else {
-                tile_of(experts, routed_pairs, routed_pairs)
+                tile_of(weights, routed_pairs, routed_pairs)
             };
             let activation = first.then_some(experts.activation);
-            let [gated, gate, alpha, limit] = gated_product_defines(activation);
-            let defines = [
-                gated,
-                gate,
-                alpha,
-                limit,
+            let bias = if first { experts.gate_up_bias } else { experts.down_bias };
+            let tile_defines = [
                 ("ROUTES", routes_in_kernel),
                 ("WIDE_TILE", u32::from(tile.weight_rows != TILE_SMALL.weight_rows)),
                 ("TILE_ROWS", tile.rows as u32),
-                ("FP8", fp8),
+                weights.define(),
             ];
+            let mut defines = [&gated_product_defines(activation)[..], &tile_defines].concat();
+            defines.extend(bias.map(|_| ("BIASED", 1)));
             let kernel = self.kernel(&FUSED_DECODE, "moe_fused_decode", &defines)?;
             let (out, from, strides, group) = if first {
                 (activations, x.as_ptr(), [x.stride(), inner], experts.gate_up)
             } else {
                 (y.as_mut_ptr(), activations.cast_const(), [inner, y.stride()], experts.down)
             };
-            let launch = self.launch_on_all_sms(kernel, tile, group.dtype());
+            let launch = self.launch_on_all_sms(kernel, tile, weights);
             let launch = launch.arg_ptr(out).arg_ptr(from).arg_ptr(group.as_ptr());
             let launch = routes.into_iter().fold(launch, KernelLaunch::arg_ptr);
             let sizes = [routed_pairs, experts.first_expert, group.len(), group.n(), group.k()];
             let sizes = scores.into_iter().chain(sizes).chain(strides).chain([top_k]);
             let launch = sizes.fold(launch, |launch, size| launch.u32(size as u32));
             let launch = scales_from(launch, group, 0);
+            let launch = counters.args(launch);
+            let launch = if let Some(bias) = bias { launch.arg(bias) } else { launch };
             // SAFETY: all shapes were checked; the arguments match the kernel parameters.
-            unsafe { counters.args(launch).overlaps_predecessor().launch(self, s)? };
+            unsafe { launch.overlaps_predecessor().launch(self, s)? };
         }
         Ok(())
     }

@@ -1,12 +1,13 @@
 //! Grouped GEMM with bulk copies and WGMMA on NVIDIA sm_90a (`moe_grouped_gemm_tma`), and packing of expert
 //! weights into the layout that it reads.
 
-use device::gpu::{KernelFunction, KernelLaunch, KernelSource};
-use device::{DType, DeviceError, DeviceStream};
+use device::gpu::{KernelDefine, KernelFunction, KernelLaunch, KernelSource};
+use device::{DType, DeviceDriver, DeviceError, DeviceStream};
 
 use super::moe_call::MoeLaunchArgs;
+use super::mxfp4;
 use crate::gpu::GpuBackend;
-use crate::{PackedMatrixGroup, PackedScales};
+use crate::{PackedMatrix, PackedMatrixGroup, PackedScales};
 
 static PACK: KernelSource = kernel_source!("moe_weight_pack/moe_weight_pack.hip");
 static GROUPED_GEMM_TMA: KernelSource =
@@ -17,8 +18,13 @@ static GROUPED_GEMM_TMA: KernelSource =
 const THREADS: u32 = 11 * 32;
 /// Number of threads per block of the packing kernels.
 const PACK_THREADS: u32 = 256;
-/// Bytes per row of W in a ring-buffer stage.
+/// Bytes per row of W in a ring-buffer stage, except in MXFP4.
 const ROW_BYTES: usize = 128;
+/// Number of columns of MXFP4 weights per ring-buffer stage, which have 64 bytes of elements and 4 of scales.
+const MXFP4_COLUMNS: usize = 128;
+const MXFP4_ROW_BYTES: usize = 68;
+/// Alignment in bytes of the inputs in a ring-buffer stage.
+const PANEL_ALIGNMENT: usize = 1024;
 /// Bytes that one thread of the packing kernels copies.
 const VECTOR_BYTES: usize = 16;
 /// Minimum number of rows of W per fp8 scale that the kernel supports: the 16 rows of a strip, for which the
@@ -36,6 +42,55 @@ const SCALES_BYTES: usize = 1 << 10;
 /// Maximum scratch memory for packing weights, in bytes.
 const REPACK_SCRATCH_BYTES: usize = 64 << 20;
 
+/// Format of the weights that the TMA kernels read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum TmaWeights {
+    /// The 16-bit type of the inputs.
+    Half,
+    /// fp8 with block scales.
+    Fp8,
+    Mxfp4,
+}
+
+impl TmaWeights {
+    /// Returns the format of packed weights.
+    pub(super) fn of(group: &PackedMatrixGroup) -> Self {
+        if group.is_mxfp4() { Self::Mxfp4 } else { Self::of_dtype(group.dtype()) }
+    }
+
+    pub(super) fn of_dtype(dtype: DType) -> Self {
+        if dtype == DType::F8E4M3 { Self::Fp8 } else { Self::Half }
+    }
+
+    /// Returns the define that selects the format; kernels of 16-bit weights have `FP8` = 0.
+    pub(super) fn define(self) -> KernelDefine {
+        match self {
+            Self::Half => ("FP8", 0),
+            Self::Fp8 => ("FP8", 1),
+            Self::Mxfp4 => ("WEIGHTS_MXFP4", 1),
+        }
+    }
+
+    /// Returns the number of weight columns per stage.
+    fn columns(self) -> usize {
+        match self {
+            Self::Half => ROW_BYTES / 2,
+            Self::Fp8 => ROW_BYTES,
+            Self::Mxfp4 => MXFP4_COLUMNS,
+        }
+    }
+
+    /// Returns the number of which inputs and outputs must be multiples. In MXFP4, the last stage is padded.
+    fn granularity(self) -> usize {
+        if self == Self::Mxfp4 { mxfp4::GROUP } else { self.columns() }
+    }
+
+    /// Returns the bytes of a row of W in a stage.
+    fn row_bytes(self) -> usize {
+        if self == Self::Mxfp4 { MXFP4_ROW_BYTES } else { ROW_BYTES }
+    }
+}
+
 /// Tile that a block computes at a time: `rows` rows of x (of one segment) and `weight_rows` rows of W.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct GroupedGemmTile {
@@ -52,46 +107,43 @@ pub(super) const TILE_MEDIUM: GroupedGemmTile = GroupedGemmTile { rows: 32, weig
 pub(super) const TILE_LARGE: GroupedGemmTile = GroupedGemmTile { rows: 128, weight_rows: 256 };
 
 impl GroupedGemmTile {
-    /// Returns the tile to use for weights of type `weights`. fp8 weights do not use the small tile, because
-    /// with it the MMAs of a stage take longer than its loads: weights are read at 3.1 instead of 4.2 TB/s on
-    /// an H200. In fp8 the large tile has fewer rows of x, because registers are also needed for the unscaled
-    /// sum of a scale block.
-    pub(super) fn for_dtype(self, weights: DType) -> Self {
+    /// Returns the tile to use for weights in the format `weights`. Weights that are converted in registers do not
+    /// use the small tile, because with it the MMAs of a stage take longer than its loads: fp8 weights are read at
+    /// 3.1 instead of 4.2 TB/s on an H200. Their large tile has fewer rows of x, because registers are also needed
+    /// for converted weights and, in fp8, for the unscaled sum of a scale block.
+    pub(super) fn for_weights(self, weights: TmaWeights) -> Self {
         match self {
-            TILE_LARGE if weights == DType::F8E4M3 => Self { rows: 64, ..TILE_LARGE },
-            TILE_SMALL if weights == DType::F8E4M3 => TILE_MEDIUM,
+            TILE_LARGE if weights != TmaWeights::Half => Self { rows: 64, ..TILE_LARGE },
+            TILE_SMALL if weights != TmaWeights::Half => TILE_MEDIUM,
             _ => self,
         }
     }
 
     /// Returns the number of stages that fit into `limit` bytes of shared memory.
-    fn stages(self, limit: usize, weights: DType) -> usize {
-        let scales = if weights == DType::F8E4M3 { SCALES_BYTES } else { 0 };
+    fn stages(self, limit: usize, weights: TmaWeights) -> usize {
+        let scales = if weights == TmaWeights::Fp8 { SCALES_BYTES } else { 0 };
         (limit.saturating_sub(FIXED_BYTES + scales) / self.stage_bytes(weights)).min(MAX_STAGES)
     }
 
     /// Returns the bytes of a stage: rows of weights, and rows of 16-bit inputs.
-    fn stage_bytes(self, weights: DType) -> usize {
-        self.weight_rows * ROW_BYTES + self.rows * columns(weights) * 2
+    fn stage_bytes(self, weights: TmaWeights) -> usize {
+        let weight_bytes = self.weight_rows * weights.row_bytes();
+        weight_bytes.next_multiple_of(PANEL_ALIGNMENT) + self.rows * weights.columns() * 2
     }
 }
 
-/// Returns the number of weight columns per stage. The numbers of inputs and outputs must be multiples of it.
-fn columns(weights: DType) -> usize {
-    ROW_BYTES / weights.bytes()
-}
-
 impl GpuBackend {
-    /// Whether the TMA kernel supports experts of type `weights` (the 16-bit type or fp8) with `k` inputs and
-    /// `outputs` outputs, gate rows not counted.
+    /// Whether the TMA kernel supports experts in the format `weights` with `k` inputs and `outputs` outputs, gate
+    /// rows not counted.
     pub(super) fn supports_grouped_gemm_tma(
         &self,
-        weights: DType,
+        weights: TmaWeights,
         outputs: usize,
         k: usize,
     ) -> bool {
-        let multiples = [outputs, k].iter().all(|size| size.is_multiple_of(columns(weights)));
-        let fits = TILE_LARGE.for_dtype(weights).stages(self.shared_bytes() as usize, weights)
+        let granularity = weights.granularity();
+        let multiples = [outputs, k].iter().all(|size| size.is_multiple_of(granularity));
+        let fits = TILE_LARGE.for_weights(weights).stages(self.shared_bytes() as usize, weights)
             >= MIN_STAGES;
         multiples && fits && self.has_warpgroups()
     }
@@ -108,7 +160,7 @@ impl GpuBackend {
         let units = group.scales().is_none_or(|scales| scales.rows.is_multiple_of(MIN_UNIT));
         if !is_supported
             || !units
-            || !self.supports_grouped_gemm_tma(group.dtype(), outputs, group.k())
+            || !self.supports_grouped_gemm_tma(TmaWeights::of(&group), outputs, group.k())
         {
             return Ok(group);
         }
@@ -146,6 +198,31 @@ impl GpuBackend {
         Ok(group.into_tma_packed())
     }
 
+    /// Returns a group in MXFP4 in tiles for TMA (moe/tma_mxfp4.h). The TMA kernel supports it, and its rows are in
+    /// the layout of dev/mxfp4.h. `gated`: the matrices are gate and up projections, gate rows first.
+    pub(super) fn tile_mxfp4(
+        &self,
+        group: PackedMatrixGroup,
+        gated: bool,
+    ) -> Result<PackedMatrixGroup, DeviceError> {
+        let (n, k, count) = (group.n(), group.k(), group.len());
+        let blocks = k.div_ceil(MXFP4_COLUMNS);
+        let mut buffer =
+            self.weights().alloc(self.runtime(), count * n * blocks * MXFP4_ROW_BYTES)?;
+        let defines = [("GATED", u32::from(gated)), TmaWeights::Mxfp4.define()];
+        let kernel = self.kernel(&PACK, "moe_weight_pack", &defines)?;
+        let grid = [(n * blocks).div_ceil(PACK_THREADS as usize) as u32, count as u32, 1];
+        let launch = KernelLaunch::new(kernel, grid, PACK_THREADS, 0)
+            .arg_ptr(buffer.as_mut_ptr())
+            .arg_ptr(group.as_ptr());
+        let s = DeviceStream::default();
+        // SAFETY: the buffer has space for the tiles of all matrices; `group` is alive until they are written.
+        unsafe { launch.u32(n as u32).u32(k as u32).launch(self, &s)? };
+        self.synchronize(&s)?;
+        let stack = PackedMatrix { buffer, dtype: group.dtype(), n: n * count, k, scales: None };
+        PackedMatrixGroup::tma_mxfp4(stack, count)
+    }
+
     fn pack_launch(
         &self,
         kernel: &'static str,
@@ -156,7 +233,7 @@ impl GpuBackend {
         gated: bool,
     ) -> Result<KernelLaunch, DeviceError> {
         let (n, k) = (group.n(), group.k());
-        let defines = [("GATED", u32::from(gated)), ("FP8", is_fp8(group))];
+        let defines = [("GATED", u32::from(gated)), TmaWeights::of(group).define()];
         let kernel = self.kernel(&PACK, kernel, &defines)?;
         let vectors = n * k * group.dtype().bytes() / VECTOR_BYTES;
         let grid = [vectors.div_ceil(PACK_THREADS as usize) as u32, experts as u32, 1];
@@ -174,22 +251,21 @@ impl GpuBackend {
         first: bool,
     ) -> Result<(), DeviceError> {
         let (group, _) = call.gemm_weights(first);
-        let [gated, gate, alpha, limit] = call.gate_defines(first);
-        let defines = [
-            gated,
-            gate,
-            alpha,
-            limit,
+        let weights = TmaWeights::of(group);
+        let tile_defines = [
             ("WIDE_TILE", u32::from(tile != TILE_SMALL)),
             ("TILE_ROWS", tile.rows as u32),
-            ("FP8", is_fp8(group)),
+            weights.define(),
         ];
+        let mut defines = [&call.gate_defines(first)[..], &tile_defines].concat();
+        defines.extend(call.bias(first).map(|_| ("BIASED", 1)));
         let kernel = self.kernel(&GROUPED_GEMM_TMA, "moe_grouped_gemm_tma", &defines)?;
-        let launch = self.launch_on_all_sms(kernel, tile, group.dtype());
+        let launch = self.launch_on_all_sms(kernel, tile, weights);
         let prefetch_experts =
             if call.kernel.prefetches_weights() { call.experts.down.len() } else { 0 };
         let launch =
             scales_from(call.gemm_args(launch, first).u32(prefetch_experts as u32), group, 0);
+        let launch = call.append_bias(launch, first);
         // SAFETY: the shapes were checked; scratch memory was allocated for the sizes of `call`.
         unsafe { launch.overlaps_predecessor().launch(self, s) }
     }
@@ -199,17 +275,12 @@ impl GpuBackend {
         &self,
         kernel: KernelFunction,
         tile: GroupedGemmTile,
-        weights: DType,
+        weights: TmaWeights,
     ) -> KernelLaunch {
         let stages = tile.stages(self.shared_bytes() as usize, weights);
         let shared_bytes = 1024 + stages * tile.stage_bytes(weights);
         KernelLaunch::new(kernel, [self.multiprocessors(), 1, 1], THREADS, shared_bytes as u32)
     }
-}
-
-/// Returns the value of the define `FP8` for kernels that read `group`.
-pub(super) fn is_fp8(group: &PackedMatrixGroup) -> u32 {
-    u32::from(group.dtype() == DType::F8E4M3)
 }
 
 /// Appends the addresses and sizes of the scales, from matrix `first` on, to the kernel arguments; null if

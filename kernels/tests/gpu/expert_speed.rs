@@ -67,23 +67,23 @@ fn mxfp4_expert_speed() {
     for pair in &pairs() {
         let gate_up_bias = DeviceArray::of(&pair.gpu, &biases, count, 2 * inner);
         let down_bias = DeviceArray::of(&pair.gpu, &biases[..count * hidden], count, hidden);
-        for is_mxfp4 in [true, false] {
-            let group = |n: usize, k: usize| {
-                let mat = HostMat::new(&bytes[..n * k * 2], DType::BF16, n, k).unwrap();
-                let matrices = vec![vec![mat]; count];
-                if is_mxfp4 {
-                    return pair.gpu.pack_mxfp4(&matrices, DType::BF16).unwrap();
-                }
-                pair.gpu.pack_row_major(&matrices, DType::BF16).unwrap()
-            };
-            let (gate_up, down) = (group(2 * inner, hidden), group(hidden, inner));
+        let matrices = |n: usize, k: usize| {
+            vec![vec![HostMat::new(&bytes[..n * k * 2], DType::BF16, n, k).unwrap()]; count]
+        };
+        let [gate_up, down] = [matrices(2 * inner, hidden), matrices(hidden, inner)];
+        let dtype = DType::BF16;
+        for (layout, [gate_up, down]) in [
+            ("MXFP4", pair.gpu.pack_mxfp4_experts(&gate_up, &down, dtype).unwrap()),
+            ("MXFP4 rows", [&gate_up, &down].map(|m| pair.gpu.pack_mxfp4(m, dtype).unwrap())),
+            ("BF16", [&gate_up, &down].map(|m| pair.gpu.pack_row_major(m, dtype).unwrap())),
+        ] {
             let experts = ExpertWeights {
                 activation: GateActivation::ClampedSilu { alpha: 1.702, limit: 7.0 },
                 gate_up_bias: Some(gate_up_bias.mat()),
                 down_bias: Some(down_bias.mat()),
                 ..ExpertWeights::unbiased(0, &gate_up, &down)
             };
-            let what = format!("gpt-oss-20b, {}", if is_mxfp4 { "MXFP4" } else { "BF16" });
+            let what = format!("gpt-oss-20b, {layout}");
             times(pair, &what, &experts, top_k, (gate_up.bytes() + down.bytes()) / count);
         }
     }

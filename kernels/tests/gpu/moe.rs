@@ -69,10 +69,9 @@ impl MoeCase {
         numbers: &mut RandomNumbers,
         sizes: ExpertSizes,
         tokens: usize,
-        pack: impl Fn(&[Vec<HostMat<'_>>]) -> PackedMatrixGroup,
+        pack: impl Fn(&[Vec<HostMat<'_>>], bool) -> PackedMatrixGroup,
     ) -> Self {
         let (dtype, weights) = (DType::BF16, mxfp4_weights);
-        let pack = |parts: &[Vec<HostMat<'_>>], _| pack(parts);
         let mut case = Self::with_packing(pair, numbers, sizes, dtype, tokens, weights, pack);
         case.add_biases(pair, numbers, sizes);
         case.activation = GateActivation::ClampedSilu { alpha: 1.702, limit: 7.0 };
@@ -249,7 +248,7 @@ fn mxfp4_experts_agree_with_the_cpu() {
         ] {
             let packed = |is_mxfp4: bool| {
                 let mut numbers = pair.numbers(7);
-                let case = MoeCase::mxfp4(pair, &mut numbers, sizes, tokens, |parts| {
+                let case = MoeCase::mxfp4(pair, &mut numbers, sizes, tokens, |parts, _| {
                     if is_mxfp4 {
                         return pair.gpu.pack_mxfp4(parts, DType::BF16).unwrap();
                     }
@@ -265,6 +264,56 @@ fn mxfp4_experts_agree_with_the_cpu() {
                 assert_eq!(pair.read_floats(&y)[0], pair.read_floats(&packed(false))[0]);
             }
         }
+    }
+}
+
+/// Packs the matrices of one projection as the projections of MXFP4 experts are packed together: in tiles for TMA if
+/// the GPU has WGMMA.
+fn packed_mxfp4(pair: &CpuGpuPair, parts: &[Vec<HostMat<'_>>], gated: bool) -> PackedMatrixGroup {
+    let [gate_up, down] = pair.gpu.pack_mxfp4_experts(parts, parts, DType::BF16).unwrap();
+    if gated { gate_up } else { down }
+}
+
+/// Experts in MXFP4 agree with the CPU for few (token, expert) pairs in total, for few and for many pairs per expert,
+/// with numbers of inputs that are no multiple of the 128 columns of a stage.
+#[test]
+fn packed_mxfp4_experts_agree_with_the_cpu() {
+    for pair in &pairs() {
+        for (sizes, tokens) in [
+            (expert_sizes(160, 96, 6, 2), 1),
+            (expert_sizes(128, 288, 9, 4), 11),
+            (expert_sizes(288, 128, 40, 4), 16),
+            (expert_sizes(96, 160, 9, 2), 40),
+            (expert_sizes(160, 64, 3, 2), 150),
+            (expert_sizes(2880, 96, 3, 2), 2),
+        ] {
+            let mut numbers = pair.numbers(9);
+            let case = MoeCase::mxfp4(pair, &mut numbers, sizes, tokens, |parts, gated| {
+                packed_mxfp4(pair, parts, gated)
+            });
+            assert_eq!([case.gate_up[0].is_mxfp4(), case.down[0].is_mxfp4()], [true; 2]);
+            let x = pair.random(&mut numbers, DType::BF16, tokens, sizes.hidden);
+            let what = format!("{sizes:?}, {tokens} tokens");
+            pair.check(&what, &case.run(pair, &x, 0), 2.0 * tolerance(DType::BF16));
+        }
+    }
+}
+
+/// A projection with 40 inputs has no MXFP4 groups; the other one then stays row-major, too.
+#[test]
+fn mxfp4_tiles_need_both_projections() {
+    for pair in &pairs() {
+        let (sizes, tokens, mut numbers) = (expert_sizes(64, 40, 4, 2), 5, pair.numbers(10));
+        let bytes = bytes_of(&mxfp4_weights(&mut numbers, 80, 64, DType::BF16));
+        let gate_up = [vec![HostMat::new(&bytes, DType::F32, 80, 64).unwrap()]];
+        let down = [vec![HostMat::new(&bytes[..64 * 40 * 4], DType::F32, 64, 40).unwrap()]];
+        let groups = pair.gpu.pack_mxfp4_experts(&gate_up, &down, DType::BF16).unwrap();
+        assert_eq!(groups.map(|group| group.is_mxfp4()), [true, false]);
+        let case = MoeCase::mxfp4(pair, &mut numbers, sizes, tokens, |parts, _| {
+            pair.gpu.pack_mxfp4(parts, DType::BF16).unwrap()
+        });
+        let x = pair.random(&mut numbers, DType::BF16, tokens, sizes.hidden);
+        pair.check("row-major", &case.run(pair, &x, 0), 2.0 * tolerance(DType::BF16));
     }
 }
 
@@ -481,10 +530,19 @@ fn moe_tokens_are_batch_invariant() {
         check_batch_invariance(pair, expert_sizes(64, 64, 17, 4), 32, 17);
         check_batch_invariance(pair, expert_sizes(64, 64, 3, 2), 80, 70);
         let mut numbers = pair.numbers(2);
-        let case = MoeCase::mxfp4(pair, &mut numbers, expert_sizes(160, 64, 5, 2), 6, |parts| {
-            pair.gpu.pack_mxfp4(parts, DType::BF16).unwrap()
-        });
+        let case =
+            MoeCase::mxfp4(pair, &mut numbers, expert_sizes(160, 64, 5, 2), 6, |parts, _| {
+                pair.gpu.pack_mxfp4(parts, DType::BF16).unwrap()
+            });
         check_parts_of_batch(pair, &case, &mut numbers, 160, 6, 1);
+        for (sizes, tokens, some) in
+            [(expert_sizes(160, 96, 9, 2), 6, 1), (expert_sizes(96, 160, 5, 2), 80, 70)]
+        {
+            let case = MoeCase::mxfp4(pair, &mut numbers, sizes, tokens, |parts, gated| {
+                packed_mxfp4(pair, parts, gated)
+            });
+            check_parts_of_batch(pair, &case, &mut numbers, sizes.hidden, tokens, some);
+        }
     }
 }
 

@@ -4,6 +4,7 @@ use device::gpu::{KernelLaunch, KernelSource};
 use device::{DType, DeviceDriver, DeviceError, DeviceStream};
 
 use super::super::moe_call::{KERNEL, MoeLaunchArgs, SMALL_M_ROWS};
+use super::super::moe_grouped_gemm_tma::TmaWeights;
 use super::THREADS;
 use super::gemm::RowQuantizationScheme;
 use super::pack::{ScaleBlockShape, expert_block_shape};
@@ -57,7 +58,10 @@ impl GpuBackend {
     ) -> bool {
         [gate_up, down].into_iter().all(|matrices| {
             let part = matrices.first().and_then(|parts| parts.first());
-            part.is_some_and(|part| self.supports_grouped_gemm_tma(dtype, part.rows(), part.cols()))
+            let weights = TmaWeights::of_dtype(dtype);
+            part.is_some_and(|part| {
+                self.supports_grouped_gemm_tma(weights, part.rows(), part.cols())
+            })
         })
     }
 
