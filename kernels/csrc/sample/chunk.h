@@ -11,7 +11,7 @@
 
 enum : u32 {
     CHUNK = 2048,        // ids per chunk
-    MAX_CHUNKS = 128,    // rows of up to 262,144 ids
+    MAX_CHUNKS = 256,    // rows of up to 524,288 ids
     SCAN_THREADS = 256,  // block size of kernels that scan chunks
     PICK_THREADS = 512,  // block size of kernels that select a token
 };

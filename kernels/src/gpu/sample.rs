@@ -24,7 +24,7 @@ const CHUNK: usize = 2048;
 const SCAN_THREADS: u32 = 256;
 pub(super) const PICK_THREADS: u32 = 512;
 const VERIFY_THREADS: u32 = 256;
-const MAX_VOCABULARY: usize = 128 * CHUNK;
+const MAX_VOCABULARY: usize = 256 * CHUNK;
 pub(super) const MAX_TOP: usize = 1024;
 /// Size in bytes of a `ChunkRecord` (sample/chunk.h): the statistics of one chunk of a logits row.
 const RECORD_BYTES: usize = 32;

@@ -540,6 +540,24 @@ fn filters_over_a_real_vocabulary() {
     case.check();
 }
 
+/// Gemma 3 has 262,208 token ids, more than 128 chunks of a logits row; the second size is the largest.
+#[test]
+fn large_vocabularies_agree_with_the_cpu() {
+    for vocabulary in [262_208, 524_288] {
+        let mut numbers = RandomNumbers::fresh(vocabulary as u64);
+        let mut case = SampleCase::new(vocabulary, 20);
+        let mut logits = row(&mut numbers, vocabulary);
+        logits[vocabulary - 1] = 40.0;
+        let drawn = |key| SequenceSamplingParams { temperature: 1.0, key, ..plain() };
+        case.add_row(&logits, plain(), &[], chosen(20));
+        logits[vocabulary - 1] = 0.0;
+        let filtered = SequenceSamplingParams { top_k: 200, top_p: 0.9, ..drawn(1) };
+        case.add_row(&logits, filtered, &[], chosen(-1));
+        let results = case.check();
+        assert_eq!(results.token(0), vocabulary as i32 - 1);
+    }
+}
+
 /// If all logits are equal, the top-k tokens are in ascending order of their ids.
 #[test]
 fn equal_logits_are_ordered_by_id() {
