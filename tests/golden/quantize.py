@@ -39,10 +39,19 @@ SIZES = {
     "eos_token_id": 2,
     "pad_token_id": 0,
 }
-MODELS = {"llama": "LlamaForCausalLM", "qwen3": "Qwen3ForCausalLM"}
+# The first layer has experts, the second one is dense.
+MOE_SIZES = SIZES | {
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 64,
+    "norm_topk_prob": True,
+    "mlp_only_layers": [1],
+}
+MODELS = {"llama": "LlamaForCausalLM", "qwen3": "Qwen3ForCausalLM", "qwen3_moe": "Qwen3MoeForCausalLM"}
 TENSOR = {"num_bits": 8, "type": "float", "symmetric": True, "strategy": "tensor", "dynamic": False}
 CHANNEL = TENSOR | {"strategy": "channel"}
 TOKEN = TENSOR | {"strategy": "token", "dynamic": True}
+HEADS = TENSOR | {"strategy": "attn_head"}
 BLOCK = TENSOR | {"strategy": "block", "block_structure": [128, 128]}
 GROUP = TENSOR | {"strategy": "group", "group_size": 128, "dynamic": True}
 # Blocks of 128 x 128 need larger layers.
@@ -54,11 +63,17 @@ BLOCK_SIZES = SIZES | {
 
 
 def sizes_of(name: str) -> dict:
+    if CASES[name][0] == "qwen3_moe":
+        return MOE_SIZES
     return BLOCK_SIZES if name in BLOCK_CASES else SIZES
 
 
+def one_group(weights: dict, activations: dict) -> dict:
+    return {"group_0": {"targets": ["Linear"], "weights": weights, "input_activations": activations}}
+
+
 def model_of(kind: str, sizes: dict, folder: Path):
-    """A model with random weights in bf16, which it also writes to `folder`."""
+    """Class and folder of a model with random weights in bf16, which it writes."""
     torch.manual_seed(7)
     config = transformers.AutoConfig.for_model(kind, architectures=[MODELS[kind]], **sizes)
     model = getattr(transformers, MODELS[kind])(config).to(torch.float32).eval()
@@ -69,7 +84,22 @@ def model_of(kind: str, sizes: dict, folder: Path):
             parameter.copy_(base + torch.randn_like(parameter) * (0.05 if "norm" in name else 1.4 * spread))
     # llm-compressor reads the configuration again from the model's folder.
     model.to(torch.bfloat16).save_pretrained(folder)
-    return type(model).from_pretrained(folder, dtype=torch.bfloat16)
+    return type(model), folder
+
+
+def loaded(model):
+    """The model in bf16, with experts in one tensor per layer."""
+    cls, folder = model
+    return cls.from_pretrained(folder, dtype=torch.bfloat16)
+
+
+def loaded_for_calibration(model):
+    """The model in bf16, with linear layers for each expert, as llm-compressor needs them."""
+    from llmcompressor.modeling.moe.linearize import load_quantizable_moe
+
+    cls, folder = model
+    with load_quantizable_moe(cls):
+        return cls.from_pretrained(folder, dtype=torch.bfloat16)
 
 
 def batches():
@@ -83,7 +113,9 @@ def llm_compressor(model, folder: Path, groups: dict, cache: dict | None):
     from llmcompressor import oneshot
     from llmcompressor.modifiers.quantization import QuantizationModifier
 
-    recipe = QuantizationModifier(config_groups=groups, ignore=["lm_head"], kv_cache_scheme=cache)
+    model = loaded_for_calibration(model)
+    ignored = ["lm_head", "re:.*mlp.gate$"]
+    recipe = QuantizationModifier(config_groups=groups, ignore=ignored, kv_cache_scheme=cache)
     rows = [{"input_ids": b[0].tolist(), "attention_mask": [1] * b.shape[1]} for b in batches()]
     words = tokenizers.Tokenizer(tokenizers.models.WordLevel({str(i): i for i in range(VOCAB)}, unk_token="0"))
     processor = transformers.PreTrainedTokenizerFast(tokenizer_object=words, pad_token="0")
@@ -106,6 +138,7 @@ def modelopt(model, folder: Path, cache: bool):
     import modelopt.torch.quantization as mtq
     from modelopt.torch.export import export_hf_checkpoint
 
+    model = loaded(model)
     config = copy.deepcopy(mtq.FP8_DEFAULT_CFG)
     if cache:
         config = mtq.utils.update_quant_cfg_with_kv_cache_quant(config, mtq.FP8_KV_CFG["quant_cfg"])
@@ -122,9 +155,7 @@ def tokens() -> torch.Tensor:
 CASES = {
     "llm_compressor-static-kv": (
         "llama",
-        lambda m, f: llm_compressor(
-            m, f, {"group_0": {"targets": ["Linear"], "weights": TENSOR, "input_activations": TENSOR}}, TENSOR
-        ),
+        lambda m, f: llm_compressor(m, f, one_group(TENSOR, TENSOR), TENSOR),
     ),
     "llm_compressor-groups": (
         "qwen3",
@@ -140,14 +171,48 @@ CASES = {
     ),
     "llm_compressor-block-heads": (
         "qwen3",
+        lambda m, f: llm_compressor(m, f, one_group(BLOCK, GROUP), HEADS),
+    ),
+    "llm_compressor-dynamic": ("llama", lambda m, f: llm_compressor(m, f, one_group(TENSOR, TOKEN), None)),
+    "llm_compressor-channels-static-heads": (
+        "qwen3",
+        lambda m, f: llm_compressor(m, f, one_group(CHANNEL, TENSOR), HEADS),
+    ),
+    # A group states its format: otherwise FP8 groups with quantised activations have the same one.
+    "llm_compressor-mixed": (
+        "llama",
         lambda m, f: llm_compressor(
             m,
             f,
-            {"group_0": {"targets": ["Linear"], "weights": BLOCK, "input_activations": GROUP}},
-            TENSOR | {"strategy": "attn_head"},
+            {
+                "group_0": {
+                    "targets": ["re:.*self_attn.*_proj$"],
+                    "weights": CHANNEL,
+                    "input_activations": TOKEN,
+                    "format": "float-quantized",
+                },
+                "group_1": {
+                    "targets": ["re:.*(gate|up)_proj$"],
+                    "weights": TENSOR,
+                    "input_activations": TENSOR,
+                    "format": "naive-quantized",
+                },
+                "group_2": {
+                    "targets": ["re:.*down_proj$"],
+                    "weights": TENSOR,
+                    "input_activations": TOKEN,
+                    "format": "float-quantized",
+                },
+            },
+            None,
         ),
     ),
+    "llm_compressor-experts": (
+        "qwen3_moe",
+        lambda m, f: llm_compressor(m, f, one_group(CHANNEL, TOKEN), None),
+    ),
     "modelopt-kv": ("llama", lambda m, f: modelopt(m, f, cache=True)),
+    "modelopt-experts": ("qwen3_moe", lambda m, f: modelopt(m, f, cache=False)),
 }
 BLOCK_CASES = ["llm_compressor-block-heads"]
 
@@ -169,9 +234,21 @@ def dequantised(kind: str, sizes: dict, folder: Path) -> torch.Tensor:
             weights[name] = scaled(value, stored.get(name + "_scale", torch.ones(())))
     config = transformers.AutoConfig.for_model(kind, **sizes)
     config._attn_implementation = "eager"
+    config._experts_implementation = "eager"
     model = getattr(transformers, MODELS[kind])(config).to(torch.float32).eval()
-    model.load_state_dict(weights)
+    model.load_state_dict(fused_experts(weights))
     return model(tokens()).logits
+
+
+def fused_experts(weights: dict) -> dict:
+    """Replaces the weights of single experts by the tensors of transformers, which contain all experts of a layer."""
+    found = {name: value for name, value in weights.items() if ".experts." not in name}
+    for layer in sorted({name.partition(".experts.")[0] for name in weights if ".experts." in name}):
+        expert = lambda e, projection: weights[f"{layer}.experts.{e}.{projection}.weight"]
+        each = range(MOE_SIZES["num_experts"])
+        found[f"{layer}.experts.gate_up_proj"] = torch.stack([torch.cat([expert(e, "gate_proj"), expert(e, "up_proj")]) for e in each])
+        found[f"{layer}.experts.down_proj"] = torch.stack([expert(e, "down_proj") for e in each])
+    return found
 
 
 @torch.no_grad()
