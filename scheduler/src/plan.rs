@@ -49,9 +49,9 @@ impl VictimBlockRefs {
 /// Plans the next step of one replica. The buffers of the previous plan, `plan`, are reused.
 ///
 /// Three passes share one token budget: decode rows, then prefill chunks of running requests, then
-/// admissions. Each pass is in queue order, and the passes define the row order. Decode rows, and
-/// prefill chunks of models with window groups, that lack a block preempt requests of lower priority. A plan that preempts requests admits no request, because the
-/// freed blocks would go to a younger request. Admission stops at the first request that does not fit: no
+/// admissions. Each pass is in queue order, and the passes define the row order. A decode row that lacks a
+/// block preempts requests of lower priority. So does a prefill chunk, if the model has KV groups with a sliding
+/// window. A plan that preempts requests admits no request, because the freed blocks would go to a younger request. Admission stops at the first request that does not fit: no
 /// request bypasses the queue head.
 pub(crate) fn plan(
     state: &ReplicaRequests,

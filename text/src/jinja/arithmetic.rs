@@ -6,7 +6,7 @@ use super::evaluator::TemplateEvaluator;
 use super::markup::escape_value;
 use super::numbers::{PythonNumber, integer};
 use super::percent_format::percent_format;
-use super::value::{JinjaValue, SequenceValue};
+use super::value::{JinjaSequence, JinjaValue};
 use num_bigint::{BigInt, Sign};
 use std::rc::Rc;
 
@@ -100,8 +100,8 @@ fn concatenated(
 
 fn chained(
     evaluator: &mut TemplateEvaluator,
-    left: &Rc<SequenceValue>,
-    right: &Rc<SequenceValue>,
+    left: &Rc<JinjaSequence>,
+    right: &Rc<JinjaSequence>,
 ) -> JinjaResult<Vec<JinjaValue>> {
     evaluator.charge((left.items.len() + right.items.len()) * size_of::<JinjaValue>())?;
     Ok([&*left.items, &*right.items].concat())
@@ -131,7 +131,7 @@ fn repeated(
 
 fn repeated_items(
     evaluator: &mut TemplateEvaluator,
-    items: &Rc<SequenceValue>,
+    items: &Rc<JinjaSequence>,
     count: usize,
 ) -> JinjaResult<Vec<JinjaValue>> {
     let total = items.items.len().saturating_mul(count);

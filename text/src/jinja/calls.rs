@@ -7,7 +7,7 @@ use super::evaluator::TemplateEvaluator;
 use super::iteration::ValueIterator;
 use super::scope::ScopeFrame;
 use super::value::{
-    BuiltinFunction, CyclerValue, JinjaValue, JoinerValue, MacroValue, RangeValue, SequenceValue,
+    BuiltinFunction, CyclerValue, JinjaSequence, JinjaValue, JoinerValue, MacroValue, RangeValue,
 };
 use std::cell::Cell;
 use std::rc::Rc;
@@ -160,7 +160,7 @@ impl TemplateEvaluator {
                 if arguments.positional.is_empty() {
                     return Err(JinjaError::runtime("at least one item has to be provided"));
                 }
-                let items = SequenceValue::new(arguments.positional)?;
+                let items = JinjaSequence::new(arguments.positional)?;
                 Ok(JinjaValue::Cycler(Rc::new(CyclerValue { items, position: Cell::new(0) })))
             }
             BuiltinFunction::Joiner => {

@@ -6,7 +6,7 @@ use super::error::{JinjaError, JinjaResult};
 use super::evaluator::TemplateEvaluator;
 use super::iteration::ValueIterator;
 use super::numbers::PythonNumber;
-use super::value::{JinjaValue, SequenceValue};
+use super::value::{JinjaSequence, JinjaValue};
 use std::cmp::Ordering;
 use std::rc::Rc;
 
@@ -119,8 +119,8 @@ fn same_or_equal(
 /// Returns the index of the first position at which two sequences have different items.
 fn first_difference(
     evaluator: &mut TemplateEvaluator,
-    left: &Rc<SequenceValue>,
-    right: &Rc<SequenceValue>,
+    left: &Rc<JinjaSequence>,
+    right: &Rc<JinjaSequence>,
 ) -> JinjaResult<Option<usize>> {
     for (index, (a, b)) in left.items.iter().zip(&right.items).enumerate() {
         if !same_or_equal(evaluator, a, b)? {

@@ -4,7 +4,7 @@
 use super::dict::{DictValue, DictViewKind};
 use super::error::{JinjaError, JinjaErrorKind, JinjaResult};
 use super::evaluator::TemplateEvaluator;
-use super::value::{JinjaValue, RangeValue, SequenceValue, VALUE_DEPTH_MAX};
+use super::value::{JinjaSequence, JinjaValue, RangeValue, VALUE_DEPTH_MAX};
 use std::cell::RefCell;
 use std::fmt;
 use std::rc::Rc;
@@ -63,9 +63,9 @@ impl IteratorValue {
 #[derive(Debug)]
 pub(crate) enum ValueIterator {
     /// Items of a list or a tuple.
-    Sequence(Rc<SequenceValue>, usize),
+    Sequence(Rc<JinjaSequence>, usize),
     /// Items of a list or a tuple in reverse order, with the number of items left.
-    Reversed(Rc<SequenceValue>, usize),
+    Reversed(Rc<JinjaSequence>, usize),
     /// Keys, values or items of a dict.
     Entries(Rc<DictValue>, DictViewKind, usize),
     /// Characters of a string, from a byte position.

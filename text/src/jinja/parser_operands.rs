@@ -285,7 +285,7 @@ impl TemplateParser {
     }
 }
 
-/// Returns the index of a subscript: its only item without a comma, else a tuple.
+/// Returns the index of a subscript: the item of a list of one item, else a tuple of the items, as in `x[1, 2]`.
 fn index_of(mut items: Vec<ExpressionNode>) -> ExpressionNode {
     match items.pop() {
         Some(index) if items.is_empty() => index,

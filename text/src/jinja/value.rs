@@ -8,7 +8,7 @@ use super::error::{JinjaError, JinjaErrorKind, JinjaResult};
 use super::iteration::IteratorValue;
 use super::loop_state::LoopValue;
 pub(crate) use containers::{
-    BoundMethod, CyclerValue, JoinerValue, MacroValue, NamespaceValue, RangeValue, SequenceValue,
+    BoundMethod, CyclerValue, JinjaSequence, JoinerValue, MacroValue, NamespaceValue, RangeValue,
     SpecialVariableIds, depth_around,
 };
 use num_bigint::BigInt;
@@ -41,9 +41,9 @@ pub(crate) enum JinjaValue {
     /// Bytes.
     Bytes(Rc<[u8]>),
     /// List.
-    List(Rc<SequenceValue>),
+    List(Rc<JinjaSequence>),
     /// Tuple.
-    Tuple(Rc<SequenceValue>),
+    Tuple(Rc<JinjaSequence>),
     /// Dict.
     Dict(Rc<DictValue>),
     /// Keys, values or items of a dict.
@@ -143,12 +143,12 @@ impl JinjaValue {
 
     /// Creates a list.
     pub(crate) fn list(items: Vec<Self>) -> JinjaResult<Self> {
-        Ok(Self::List(SequenceValue::new(items)?))
+        Ok(Self::List(JinjaSequence::new(items)?))
     }
 
     /// Creates a tuple.
     pub(crate) fn tuple(items: Vec<Self>) -> JinjaResult<Self> {
-        Ok(Self::Tuple(SequenceValue::new(items)?))
+        Ok(Self::Tuple(JinjaSequence::new(items)?))
     }
 
     /// Creates a dict.

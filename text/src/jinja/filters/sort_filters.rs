@@ -6,7 +6,7 @@ use super::super::dict::DictKey;
 use super::super::error::{JinjaError, JinjaResult};
 use super::super::evaluator::TemplateEvaluator;
 use super::super::iteration::{IteratorValue, ValueIterator};
-use super::super::value::{JinjaValue, SequenceValue};
+use super::super::value::{JinjaSequence, JinjaValue};
 use super::FilterFunction;
 use super::attribute_path::{AttributePath, folded};
 use std::cmp::Ordering;
@@ -225,7 +225,7 @@ fn group_by(
     for (key, items) in groups {
         // The grouper is the attribute of the group's first item in its original case, not in lower case.
         let grouper = if case_sensitive { key } else { path.value(evaluator, &items[0])? };
-        let group = SequenceValue::group(grouper, JinjaValue::list(items)?)?;
+        let group = JinjaSequence::group(grouper, JinjaValue::list(items)?)?;
         list.push(JinjaValue::Tuple(group));
     }
     JinjaValue::list(list)

@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 /// Items of a list or a tuple.
 #[derive(Debug)]
-pub(crate) struct SequenceValue {
+pub(crate) struct JinjaSequence {
     /// Items.
     pub(crate) items: Vec<JinjaValue>,
     /// Nesting of the items.
@@ -91,7 +91,7 @@ pub(crate) struct SpecialVariableIds {
 #[derive(Debug)]
 pub(crate) struct CyclerValue {
     /// Items, at least one.
-    pub(crate) items: Rc<SequenceValue>,
+    pub(crate) items: Rc<JinjaSequence>,
     /// Index of the item that the cycler returns as its current item.
     pub(crate) position: Cell<usize>,
 }
@@ -114,7 +114,7 @@ pub(crate) struct BoundMethod {
     pub(crate) function: MethodFunction,
 }
 
-impl SequenceValue {
+impl JinjaSequence {
     /// Creates a sequence.
     ///
     /// Errors: the items are nested too deeply.
