@@ -484,7 +484,7 @@ fn killed_process_fails_the_group() {
     let group = rendezvous.join(0, 0).unwrap();
     let mut child = Command::new(std::env::current_exe().unwrap())
         .args(["--exact", "killed_process_child", "--ignored", "--nocapture"])
-        .env("HADRON_TEST_MEETING", rendezvous.path())
+        .env("HADRON_TEST_RENDEZVOUS", rendezvous.path())
         .stdout(Stdio::null())
         .spawn()
         .unwrap();
@@ -519,7 +519,7 @@ fn killed_process_fails_the_group() {
 #[test]
 #[ignore = "child process, started by killed_process_fails_the_group"]
 fn killed_process_child() {
-    let Some(path) = std::env::var_os("HADRON_TEST_MEETING") else { return };
+    let Some(path) = std::env::var_os("HADRON_TEST_RENDEZVOUS") else { return };
     let group = SharedMemoryRendezvous::open(path.as_ref(), &[2]).unwrap().join(0, 1).unwrap();
     while run_all_reduce(&group, 3, 5).is_ok() {}
 }

@@ -87,8 +87,9 @@ fn manifests_match_server_flags_probes_and_timeouts() {
         assert!(grace > pre_stop + drain.as_secs() + MARGIN_S, "{name}: killed in its drain");
         let probe = |kind: &str| &container[kind];
         let startup = probe("startupProbe");
-        let patience = seconds(&startup["periodSeconds"]) * seconds(&startup["failureThreshold"]);
-        assert!(patience >= start.as_secs(), "{name}: killed in its start");
+        let startup_limit =
+            seconds(&startup["periodSeconds"]) * seconds(&startup["failureThreshold"]);
+        assert!(startup_limit >= start.as_secs(), "{name}: killed in its start");
         for (kind, path) in [
             ("startupProbe", "/readyz"),
             ("readinessProbe", "/readyz"),

@@ -167,7 +167,7 @@ fn processes_access_each_others_peer_memory() {
     let rendezvous = SharedMemoryRendezvous::create(&[2]).unwrap();
     let mut child = Command::new(std::env::current_exe().unwrap())
         .args(["--exact", "one_shot::peer_memory_child_process", "--ignored", "--nocapture"])
-        .env("HADRON_TEST_MEETING", rendezvous.path())
+        .env("HADRON_TEST_RENDEZVOUS", rendezvous.path())
         .stdout(Stdio::null())
         .spawn()
         .unwrap();
@@ -179,7 +179,7 @@ fn processes_access_each_others_peer_memory() {
 #[test]
 #[ignore = "child process, started by processes_access_each_others_peer_memory"]
 fn peer_memory_child_process() {
-    let Some(path) = std::env::var_os("HADRON_TEST_MEETING") else { return };
+    let Some(path) = std::env::var_os("HADRON_TEST_RENDEZVOUS") else { return };
     run_one_of_two_processes(&SharedMemoryRendezvous::open(path.as_ref(), &[2]).unwrap(), 1);
 }
 

@@ -174,12 +174,12 @@ pub(crate) fn garbage(request_rng: &mut MalformedRequestRng) -> Vec<u8> {
 pub(crate) fn exchange(
     address: SocketAddr,
     bytes: &[u8],
-    patience: Duration,
+    read_timeout: Duration,
     counts: &mut [u64; 6],
 ) {
     let mut stream = TcpStream::connect(address).unwrap();
     stream.set_nodelay(true).unwrap();
-    stream.set_read_timeout(Some(patience)).unwrap();
+    stream.set_read_timeout(Some(read_timeout)).unwrap();
     let mut reader = stream.try_clone().unwrap();
     let reading = std::thread::scope(|scope| {
         let reading = scope.spawn(move || {
@@ -191,7 +191,7 @@ pub(crate) fn exchange(
                         std::io::ErrorKind::WouldBlock | std::io::ErrorKind::TimedOut
                     ) =>
                 {
-                    panic!("hang: no end within {patience:?}")
+                    panic!("hang: no end within {read_timeout:?}")
                 }
                 _ => text, // The connection may be reset.
             }

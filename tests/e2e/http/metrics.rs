@@ -294,7 +294,7 @@ fn queue_age_grows_while_requests_wait() {
     let [mut first, mut second] = [(); 2].map(|()| HttpClient::connect(at));
     first.send("POST", "/v1/completions", "", long.to_string().as_bytes());
     assert_eq!(first.read_head().unwrap().status, 200);
-    assert_eq!(age(), 0.0, "the only one has a seat");
+    assert_eq!(age(), 0.0, "the only request has a sequence slot");
     second.send("POST", "/v1/completions", "", br#"{"prompt": "b", "max_tokens": 1}"#);
     until("a while", &|age| age > 0.3);
     drop(first);

@@ -389,15 +389,15 @@ fn strangers_are_dropped_and_wrong_secrets_logged() {
 
     // Repeated failed authentication is not logged each time.
     for _ in 0..30 {
-        let mut guess = place.connect();
-        guess.read_exact(&mut [0; 60]).unwrap(); // Reads the minimum size of the server's challenge.
+        let mut unauthenticated = place.connect();
+        unauthenticated.read_exact(&mut [0; 60]).unwrap(); // Reads the minimum size of the server's challenge.
         let answer = NodeHandshake::Response { nonce: [1; 32], proof: [2; 32] };
         let mut frame = Vec::new();
         encode(&answer, Epoch(0), &mut frame).unwrap();
-        guess.write_all(&frame).unwrap();
+        unauthenticated.write_all(&frame).unwrap();
         let mut denied = Vec::new();
         encode(&NodeHandshake::Denied, Epoch(0), &mut denied).unwrap();
-        assert!(rest(guess).ends_with(&denied));
+        assert!(rest(unauthenticated).ends_with(&denied));
     }
     let told = zero.log().matches("node connection rejected").count();
     assert!((1..30).contains(&told), "{told} lines: {}", zero.log());
