@@ -163,8 +163,8 @@ def page(runs):
         "# GPU tests on emulated AMD machine code", "",
         "No AMD GPU was used. clang compiles the kernels, and the emulator (`kernels/emu/isa`) runs the generated instructions:",
         "[AMD status](../../../../docs/amd-status.md).", "",
-        f"- {time.strftime('%Y-%m-%d')}, commit {commit()}, {compiler}. Command: `just amd-isa`.",
-        *(f"- {arch}: {results[0].passed} tests passed in each of {len(results)} of {len(SEEDS)} orders of wavefronts, all {kernels[arch]} kernels of machine_code.txt ran; "
+        f"- {time.strftime('%Y-%m-%d')}, commit {commit()}, {compiler}. Command: `just amd-isa --orders {max(map(len, runs.values()))}`.",
+        *(f"- {arch}: {results[0].passed} tests passed in {len(results)} of {len(SEEDS)} orders of wavefronts, all {kernels[arch]} kernels of machine_code.txt ran; "
           f"{', '.join(f'{result.seconds:.0f}' for result in results)} s." for arch, results in runs.items()),
         "- `.ci/run` runs one architecture in one order per push, drawn by the hash of the commit.",
         "- Tests of paths that exist on NVIDIA only (TMA, WGMMA) return early and count as passed.", "",
