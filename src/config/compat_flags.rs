@@ -86,6 +86,11 @@ pub(super) const INERT_FLAGS: &[NoEffectFlag] = &[
     ),
     inert_flag("enable-request-id-headers", NoEffectFlagValue::Nothing, "always on"),
     inert_flag("enable-server-load-tracking", NoEffectFlagValue::Nothing, "always on"),
+    inert_flag(
+        "enable-scale-out",
+        NoEffectFlagValue::Nothing,
+        "/v1/chat/completions/render and /v1/completions/render are always enabled",
+    ),
     inert_flag("language-model-only", NoEffectFlagValue::Nothing, "only text models are supported"),
     inert_flag("use-tqdm-on-load", NoEffectFlagValue::Nothing, "progress is shown on terminals"),
 ];

@@ -91,8 +91,7 @@ pub(crate) const UNSUPPORTED_FLAGS: &[UnsupportedFlags] = &[
     ),
     unsupported(
         "KV blocks are not transferred between servers",
-        "kv-transfer-config kv-offloading-backend kv-offloading-size ec-transfer-config ec-manager-config \
-         enable-scale-out",
+        "kv-transfer-config kv-offloading-backend kv-offloading-size ec-transfer-config ec-manager-config",
     ),
     unsupported(
         "expert placement is static, set by --expert-placement",

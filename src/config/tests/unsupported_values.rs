@@ -162,6 +162,13 @@ fn unsupported_values_are_rejected_with_reason() {
     }
 }
 
+/// The flag enables the render routes of vLLM, which need no flag here.
+#[test]
+fn scale_out_is_accepted_because_render_routes_are_always_on() {
+    let notes = run("serve M --enable-scale-out").unwrap().notes;
+    assert!(notes.len() == 1 && notes[0].contains("/v1/completions/render"), "{notes:?}");
+}
+
 #[test]
 fn inert_flags_only_log_a_note() {
     let line = "serve M --trust-remote-code --api-server-count 4 --uvicorn-log-level=info \
