@@ -38,9 +38,9 @@ pub(super) struct ResponsesRequest {
     /// Request fields that the response object repeats.
     pub(super) echoed_fields: Map<String, Value>,
     pub(super) tool_names: ToolNameMap,
-    /// Whether the oldest messages are dropped if the prompt does not fit into the context length.
     /// Threshold above which the request is rejected, because conversations are not summarised.
     pub(super) compaction: Option<CompactionThreshold>,
+    /// Whether the oldest messages are dropped if the prompt does not fit into the context length.
     pub(super) truncates: bool,
     pub(super) store: bool,
     pub(super) background: bool,

@@ -196,8 +196,8 @@ pub(crate) const UNSUPPORTED_FLAGS: &[UnsupportedFlags] = &[
         "stream-interval",
     ),
     unsupported(
-        "templates receive the content of a message as one string, with the roles of the request",
-        "chat-template-content-format response-role",
+        "trial renderings determine whether the chat template takes content as a string or as parts",
+        "chat-template-content-format",
     ),
     unsupported(
         "derived from the request and the template",
