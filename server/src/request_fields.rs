@@ -1,10 +1,11 @@
 //! Extracts typed fields from a JSON object. Each extracted ("taken") field is removed; the fields that
-//! remain at the end are reported to the client as ignored.
+//! remain at the end are reported to the client as ignored, with their paths for objects within the body.
 //!
 //! `null` always means that the field is absent. Every error names the field and its allowed values.
 
 mod field_lookups;
 mod field_values;
+mod nested_fields;
 
 use super::api_error::ApiError;
 use super::ignored_parts::IgnoredRequestParts;
@@ -23,40 +24,39 @@ pub struct RequestFields {
     pairs: Vec<(String, JsonValue)>,
     /// Fields looked up so far; `None` if lookups are not recorded.
     lookups: Option<Vec<FieldLookupRecord>>,
-    /// Accepted values that have no effect on the reply.
+    /// Accepted values that have no effect on the reply, of all objects of the request body.
     hints: IgnoredRequestParts,
+    /// Whether the fields that remain when this object is dropped are added to `hints`.
+    records_rest: bool,
 }
 
 impl RequestFields {
-    fn empty(path: String) -> Self {
-        let (pairs, hints) = (Vec::new(), IgnoredRequestParts::default());
-        Self { path, pairs, lookups: None, hints }
-    }
-
-    /// Drops fields whose value is null.
-    fn without_null(mut self) -> Self {
-        self.pairs.retain(|(_, value)| *value != JsonValue::Null);
-        self
+    /// Returns the fields of an object; fields whose value is null are dropped. A value of another type is
+    /// returned as the error.
+    fn of_object(value: JsonValue) -> Result<Self, JsonValue> {
+        let JsonValue::Object(mut pairs) = value else { return Err(value) };
+        pairs.retain(|(_, value)| *value != JsonValue::Null);
+        let (path, hints) = (String::new(), IgnoredRequestParts::default());
+        Ok(Self { path, pairs, lookups: None, hints, records_rest: false })
     }
 
     /// Returns the fields of a request body, which must be an object.
     pub fn of_body(body: JsonValue) -> Result<Self, ApiError> {
-        match body {
-            JsonValue::Object(pairs) => {
-                Ok(Self { pairs, ..Self::empty(String::new()) }.without_null())
-            }
-            other => {
-                let message = format!("the body must be a JSON object, not {}", other.kind());
-                Err(ApiError::invalid("", message))
-            }
-        }
+        Self::of_object(body).map_err(|other| {
+            let message = format!("the body must be a JSON object, not {}", other.kind());
+            ApiError::invalid("", message)
+        })
     }
 
-    /// Returns the fields of the object `value`, which is the value of the field `path`.
+    /// Returns the fields of the object `value`, which is the value of the field `path`. Fields that are not
+    /// extracted are not reported.
     pub fn of(path: String, value: JsonValue) -> Result<Self, ApiError> {
-        match value {
-            JsonValue::Object(pairs) => Ok(Self { pairs, ..Self::empty(path) }.without_null()),
-            other => Err(wrong_type(path, "an object", &other)),
+        match Self::of_object(value) {
+            Ok(mut fields) => {
+                fields.path = path;
+                Ok(fields)
+            }
+            Err(other) => Err(wrong_type(path, "an object", &other)),
         }
     }
 
@@ -80,54 +80,41 @@ impl RequestFields {
 
     /// Records that the value at `path` is accepted but has no effect on the reply. The path must be printable
     /// ASCII.
-    pub fn accept_without_effect(&mut self, path: String) {
+    pub fn accept_without_effect(&self, path: String) {
         self.hints.add(path);
     }
 
-    /// Accepts the unparsed fields of `nested`, an object within this object, and records that these fields
-    /// have no effect.
-    pub fn accept_rest(&mut self, nested: &RequestFields) {
-        for name in nested.ignored_names() {
-            self.hints.add(nested.path(&name));
-        }
-    }
-
-    /// Removes and returns the string field `name` of `nested`, an object within this object, and records
-    /// that the field has no effect. Its value must be one of `values`.
+    /// Removes and returns the string field `name`, and records that the field has no effect. Its value must be
+    /// one of `values`.
     pub fn accept_keyword(
         &mut self,
-        nested: &mut RequestFields,
         name: &str,
         values: &[&str],
     ) -> Result<Option<String>, ApiError> {
-        let Some(value) = nested.string(name, 64)? else { return Ok(None) };
+        let Some(value) = self.string(name, 64)? else { return Ok(None) };
         if !values.contains(&value.as_str()) {
             let message = format!("must be one of {}", values.join(", "));
-            return Err(ApiError::invalid(nested.path(name), message));
+            return Err(ApiError::invalid(self.path(name), message));
         }
-        self.hints.add(nested.path(name));
+        self.hints.add(self.path(name));
         Ok(Some(value))
     }
 
-    /// Returns the accepted values that have no effect on the reply.
+    /// Returns the accepted values of the request that have no effect on the reply.
     pub(crate) fn hints(&self) -> &IgnoredRequestParts {
         &self.hints
     }
 
-    /// Returns the accepted values that have no effect on the reply, for adding further values.
-    pub(crate) fn hints_mut(&mut self) -> &mut IgnoredRequestParts {
-        &mut self.hints
-    }
-
     /// Enables the recording of field lookups.
     #[must_use]
-    pub fn recording_lookups(self) -> Self {
-        Self { lookups: Some(Vec::new()), ..self }
+    pub fn recording_lookups(mut self) -> Self {
+        self.lookups = Some(Vec::new());
+        self
     }
 
     /// Returns the recorded lookups; each field name occurs once.
-    pub fn into_lookups(self) -> Vec<FieldLookupRecord> {
-        self.lookups.unwrap_or_default()
+    pub fn into_lookups(mut self) -> Vec<FieldLookupRecord> {
+        self.lookups.take().unwrap_or_default()
     }
 
     fn record_lookup(&mut self, name: &str, kind: impl FnOnce() -> FieldKind) {
@@ -286,8 +273,11 @@ impl RequestFields {
 
     /// Returns the remaining fields as JSON.
     #[cfg(test)]
-    pub fn into_values(self) -> serde_json::Map<String, serde_json::Value> {
-        self.pairs.into_iter().map(|(key, value)| (key, value.into_value())).collect()
+    pub fn into_values(mut self) -> serde_json::Map<String, serde_json::Value> {
+        std::mem::take(&mut self.pairs)
+            .into_iter()
+            .map(|(key, value)| (key, value.into_value()))
+            .collect()
     }
 
     /// Returns the number of remaining fields.

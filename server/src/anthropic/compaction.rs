@@ -19,7 +19,8 @@ pub(super) fn take(edit: &mut RequestFields) -> Result<CompactionThreshold, ApiE
     let path = edit.path("type");
     let trigger_path = edit.path("trigger");
     let trigger = edit.take("trigger");
-    let trigger = trigger.map(|value| TypedQuantity::take(trigger_path, value, &["input_tokens"]));
+    let trigger =
+        trigger.map(|value| TypedQuantity::take(edit, trigger_path, value, &["input_tokens"]));
     edit.string("instructions", INSTRUCTIONS_BYTES_MAX)?;
     edit.bool("pause_after_compaction")?;
     let tokens = trigger.transpose()?.map_or(TRIGGER_TOKENS_DEFAULT, |trigger| trigger.value);

@@ -2,6 +2,7 @@
 //! images.
 
 use crate::api_error::ApiError;
+use crate::ignored_parts::IgnoredRequestParts;
 use crate::openai::chat::messages::{PARTS_MAX, reject_media, text_of};
 use crate::request_fields::{RequestFields, wrong_type};
 use crate::strict_json::JsonValue;
@@ -10,14 +11,19 @@ use crate::strict_json::JsonValue;
 /// requests and has no meaning for the model; in the prompt, it would prevent prefix cache hits.
 const ATTRIBUTION_PREFIX: &str = "x-anthropic-billing-header:";
 
-/// Parses a string or a list of blocks, and returns the text of each block.
+/// Parses a string or a list of blocks, and returns the text of each block. Values without effect are added to
+/// `hints`.
 ///
 /// Errors: HTTP status 400 with the path of a block that has no text.
-pub(super) fn block_texts(path: &str, value: JsonValue) -> Result<Vec<String>, ApiError> {
+pub(super) fn block_texts(
+    hints: &IgnoredRequestParts,
+    path: &str,
+    value: JsonValue,
+) -> Result<Vec<String>, ApiError> {
     match value {
         JsonValue::Str(text) => Ok(vec![text]),
         JsonValue::List(blocks) if blocks.len() <= PARTS_MAX => {
-            let text = |(index, block)| text_of_entry(format!("{path}[{index}]"), block);
+            let text = |(index, block)| text_of_entry(hints, format!("{path}[{index}]"), block);
             blocks.into_iter().enumerate().map(text).collect()
         }
         JsonValue::List(blocks) => Err(too_many_blocks(path, blocks.len())),
@@ -26,11 +32,15 @@ pub(super) fn block_texts(path: &str, value: JsonValue) -> Result<Vec<String>, A
 }
 
 /// Returns the text of an entry in a list of content blocks; the entry is a string or a content block.
-fn text_of_entry(path: String, entry: JsonValue) -> Result<String, ApiError> {
+fn text_of_entry(
+    hints: &IgnoredRequestParts,
+    path: String,
+    entry: JsonValue,
+) -> Result<String, ApiError> {
     if let JsonValue::Str(text) = entry {
         return Ok(text);
     }
-    let mut block = RequestFields::of(path, entry)?;
+    let mut block = RequestFields::nested_in(hints, path, entry)?;
     let kind = block.required_string("type")?;
     block_text(&kind, &mut block)
 }
@@ -54,7 +64,7 @@ pub(super) fn block_text(kind: &str, block: &mut RequestFields) -> Result<String
             let (title, source) =
                 (block.required_string("title")?, block.required_string("source")?);
             let content = block.required("content")?;
-            let content = text_of(&block.path("content"), content, &["text"])?;
+            let content = text_of(block.hints(), &block.path("content"), content, &["text"])?;
             Ok([title, source, content].join("\n"))
         }
         "document" => document_text(block),
@@ -78,12 +88,15 @@ fn document_text(block: &mut RequestFields) -> Result<String, ApiError> {
         texts.extend(block.string(name, usize::MAX)?);
     }
     let source = block.required("source")?;
-    let mut source = RequestFields::of(block.path("source"), source)?;
+    let mut source = block.nested(block.path("source"), source)?;
     texts.push(match source.string("type", 64)?.as_deref() {
-        Some("text") => source.required_string("data")?,
+        Some("text") => {
+            source.omit(&["media_type"]);
+            source.required_string("data")?
+        }
         Some("content") => {
             let content = source.required("content")?;
-            text_of(&source.path("content"), content, &["text"])?
+            text_of(source.hints(), &source.path("content"), content, &["text"])?
         }
         _ => {
             let message = "documents other than plain text are not supported by this model, which \
@@ -96,8 +109,12 @@ fn document_text(block: &mut RequestFields) -> Result<String, ApiError> {
 
 /// Parses a system prompt or a system message, and removes Claude Code's attribution line; `None` if the
 /// remaining text is empty.
-pub(super) fn system_text(path: &str, value: JsonValue) -> Result<Option<String>, ApiError> {
-    let texts = block_texts(path, value)?;
+pub(super) fn system_text(
+    hints: &IgnoredRequestParts,
+    path: &str,
+    value: JsonValue,
+) -> Result<Option<String>, ApiError> {
+    let texts = block_texts(hints, path, value)?;
     let count = texts.len();
     let texts: Vec<String> = texts.into_iter().filter_map(without_attribution).collect();
     Ok((count == 0 || !texts.is_empty()).then(|| texts.join("\n")))
@@ -105,10 +122,11 @@ pub(super) fn system_text(path: &str, value: JsonValue) -> Result<Option<String>
 
 /// Parses one block of a system message; `None` if the block contains only Claude Code's attribution line.
 pub(super) fn system_block_text(
+    hints: &IgnoredRequestParts,
     path: String,
     block: JsonValue,
 ) -> Result<Option<String>, ApiError> {
-    text_of_entry(path, block).map(without_attribution)
+    text_of_entry(hints, path, block).map(without_attribution)
 }
 
 /// Removes Claude Code's attribution line from the start of `text`; `None` if the remaining text is empty.
@@ -123,6 +141,10 @@ fn without_attribution(text: String) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn hints() -> IgnoredRequestParts {
+        IgnoredRequestParts::default()
+    }
 
     fn json(text: &str) -> JsonValue {
         JsonValue::parse(text.as_bytes()).unwrap()
@@ -144,7 +166,7 @@ mod tests {
             ("[]".to_owned(), Some("")),
         ];
         for (value, expected) in cases {
-            let text = system_text("system", json(&value)).unwrap();
+            let text = system_text(&hints(), "system", json(&value)).unwrap();
             assert_eq!(text.as_deref(), expected, "{value}");
         }
     }
@@ -152,12 +174,12 @@ mod tests {
     #[test]
     fn texts_of_documents_and_search_results_are_read() {
         let document = r#"[{"type":"document","title":"T","source":{"type":"text","media_type":"text/plain","data":"D"}}]"#;
-        assert_eq!(block_texts("x", json(document)).unwrap(), ["T\nD"]);
+        assert_eq!(block_texts(&hints(), "x", json(document)).unwrap(), ["T\nD"]);
         let parts = r#"[{"type":"document","source":{"type":"content","content":[{"type":"text","text":"P"}]}}]"#;
-        assert_eq!(block_texts("x", json(parts)).unwrap(), ["P"]);
+        assert_eq!(block_texts(&hints(), "x", json(parts)).unwrap(), ["P"]);
         let result = r#"[{"type":"search_result","title":"T","source":"S","content":[{"type":"text","text":"C"}]},
             {"type":"tool_reference","tool_name":"weather"}]"#;
-        assert_eq!(block_texts("x", json(result)).unwrap(), ["T\nS\nC", "weather"]);
+        assert_eq!(block_texts(&hints(), "x", json(result)).unwrap(), ["T\nS\nC", "weather"]);
     }
 
     #[test]
@@ -171,7 +193,8 @@ mod tests {
             ),
             (r#"{"type":"server_tool_use"}"#, "content blocks of this type"),
         ] {
-            let error = block_texts("messages[2].content", json(&format!("[{block}]")));
+            let blocks = json(&format!("[{block}]"));
+            let error = block_texts(&hints(), "messages[2].content", blocks);
             let error = error.unwrap_err();
             assert_eq!(error.param.as_deref(), Some("messages[2].content[0]"), "{block}");
             assert!(error.message.starts_with(reason), "{block}: {}", error.message);

@@ -66,11 +66,11 @@ impl RequestedContextEdits {
     /// Errors: HTTP status 400 with the name of an invalid or unknown part.
     pub(super) fn take(fields: &mut RequestFields) -> Result<Option<Self>, ApiError> {
         let Some(value) = fields.take(NAME) else { return Ok(None) };
-        let mut management = RequestFields::of(NAME.to_owned(), value)?;
+        let mut management = fields.nested(NAME.to_owned(), value)?;
         let path = management.path("edits");
         let mut edits = Vec::new();
         for (index, edit) in listed_edits(&mut management)?.into_iter().enumerate() {
-            let mut edit = RequestFields::of(format!("{path}[{index}]"), edit)?;
+            let mut edit = management.nested(format!("{path}[{index}]"), edit)?;
             let path = edit.path("type");
             let taken = ContextEdit::take(&mut edit)?;
             // Each edit renders and tokenises the prompt.
@@ -79,9 +79,7 @@ impl RequestedContextEdits {
                 return Err(ApiError::invalid(path, "an earlier edit has this type"));
             }
             edits.push(taken);
-            fields.accept_rest(&edit);
         }
-        fields.accept_rest(&management);
         Ok(Some(Self { edits }))
     }
 

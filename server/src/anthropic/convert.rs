@@ -5,6 +5,7 @@ use super::content_blocks::{
 };
 use super::server_tools;
 use crate::api_error::ApiError;
+use crate::ignored_parts::IgnoredRequestParts;
 use crate::openai::chat::messages::{self, PARTS_MAX};
 use crate::openai::chat::system_turns::{place_system_turns, push_user};
 use crate::request_fields::{RequestFields, wrong_type};
@@ -18,14 +19,13 @@ pub(super) struct AnthropicMessageConverter {
     /// Reasoning effort set by the latest system message that contains one.
     pub(super) effort: Option<String>,
     /// Paths of request values that are accepted but have no effect on the reply.
-    pub(super) without_effect: Vec<String>,
+    pub(super) hints: IgnoredRequestParts,
 }
 
 /// Conversation for a chat template, and the request settings found in its messages.
 pub(super) struct ConvertedConversation {
     pub(super) messages: Vec<Value>,
     pub(super) effort: Option<String>,
-    pub(super) without_effect: Vec<String>,
 }
 
 /// Content blocks of one message, grouped by kind.
@@ -43,9 +43,14 @@ impl GroupedContentBlocks {
 }
 
 impl AnthropicMessageConverter {
+    /// Creates a converter that adds the paths of values without effect to `hints`.
+    pub(super) fn new(hints: &IgnoredRequestParts) -> Self {
+        Self { hints: hints.clone(), ..Self::default() }
+    }
+
     /// Adds the system prompt, which is a string or a list of text blocks.
     pub(super) fn system(&mut self, path: &str, value: JsonValue) -> Result<(), ApiError> {
-        if let Some(text) = system_text(path, value)? {
+        if let Some(text) = system_text(&self.hints, path, value)? {
             self.messages.push(json!({"role": "system", "content": text}));
         }
         Ok(())
@@ -55,7 +60,8 @@ impl AnthropicMessageConverter {
     pub(super) fn messages(&mut self, list: Vec<JsonValue>) -> Result<(), ApiError> {
         let last_user = list.iter().rposition(is_user_message);
         for (index, value) in list.into_iter().enumerate() {
-            let mut fields = RequestFields::of(format!("messages[{index}]"), value)?;
+            let path = format!("messages[{index}]");
+            let mut fields = RequestFields::nested_in(&self.hints, path, value)?;
             let role_path = fields.path("role");
             match fields.string("role", 64)?.as_deref() {
                 Some("user") => self.message("user", &mut fields)?,
@@ -81,7 +87,7 @@ impl AnthropicMessageConverter {
             Some(JsonValue::Str(text)) => parts.texts.push(text),
             Some(JsonValue::List(blocks)) if blocks.len() <= PARTS_MAX => {
                 for (index, block) in blocks.into_iter().enumerate() {
-                    let block = RequestFields::of(format!("{path}[{index}]"), block)?;
+                    let block = fields.nested(format!("{path}[{index}]"), block)?;
                     self.block(role, block, &mut parts)?;
                 }
             }
@@ -109,8 +115,9 @@ impl AnthropicMessageConverter {
         match (kind.as_deref(), role) {
             (Some("thinking"), "assistant") => {
                 parts.reasoning.push(block.required_string("thinking")?);
+                block.omit(&["signature"]);
             }
-            (Some("redacted_thinking" | "fallback"), "assistant") => {}
+            (Some("redacted_thinking" | "fallback"), "assistant") => block.accept_whole(),
             (Some("tool_use"), "assistant") => parts.calls.push(tool_use(&mut block)?),
             (Some("server_tool_use" | "mcp_tool_use"), "assistant") => {
                 parts.calls.push(server_tools::call(&mut block)?);
@@ -167,9 +174,9 @@ impl AnthropicMessageConverter {
     /// Returns the conversation. `is_shown_inline` returns whether the chat template shows system messages
     /// within a conversation.
     pub(super) fn finish(self, is_shown_inline: impl FnOnce() -> bool) -> ConvertedConversation {
-        let Self { messages, effort, without_effect } = self;
+        let Self { messages, effort, .. } = self;
         let messages = place_system_turns(messages, is_shown_inline);
-        ConvertedConversation { messages, effort, without_effect }
+        ConvertedConversation { messages, effort }
     }
 }
 
@@ -194,13 +201,17 @@ pub(super) fn string_member<'a>(value: &'a JsonValue, name: &str) -> Option<&'a 
     }
 }
 
-/// Converts a tool result to a template message.
+/// Converts a tool result to a template message. Chat templates have no place for the field `is_error`, so the
+/// value true is reported as having no effect.
 fn tool_result(block: &mut RequestFields) -> Result<Value, ApiError> {
     let id = block.required_string("tool_use_id")?;
     let content = match block.take("content") {
         None => String::new(),
-        Some(content) => block_texts(&block.path("content"), content)?.join("\n"),
+        Some(content) => block_texts(block.hints(), &block.path("content"), content)?.join("\n"),
     };
+    if block.bool("is_error")? == Some(true) {
+        block.accept_without_effect(block.path("is_error"));
+    }
     Ok(json!({"role": "tool", "tool_call_id": id, "content": content}))
 }
 
@@ -215,7 +226,14 @@ mod tests {
     use super::*;
 
     fn converted(messages: &Value) -> Result<ConvertedConversation, ApiError> {
-        let mut converter = AnthropicMessageConverter::default();
+        converted_with(&IgnoredRequestParts::default(), messages)
+    }
+
+    fn converted_with(
+        hints: &IgnoredRequestParts,
+        messages: &Value,
+    ) -> Result<ConvertedConversation, ApiError> {
+        let mut converter = AnthropicMessageConverter::new(hints);
         converter.system("system", JsonValue::Str("S".to_owned()))?;
         match JsonValue::parse(messages.to_string().as_bytes())? {
             JsonValue::List(list) => converter.messages(list)?,
@@ -278,18 +296,49 @@ mod tests {
 
     #[test]
     fn additions_of_listed_tools_have_no_effect() {
+        let hints = IgnoredRequestParts::default();
         let addition = |tool: Value| {
             let content =
                 json!([{"type": "text", "text": "N"}, {"type": "tool_addition", "tool": tool}]);
-            converted(
-                &json!([{"role": "user", "content": "a"}, {"role": "system", "content": content}]),
-            )
+            let messages =
+                json!([{"role": "user", "content": "a"}, {"role": "system", "content": content}]);
+            converted_with(&hints, &messages)
         };
         let listed = addition(json!({"type": "tool_reference", "name": "weather"})).unwrap();
-        assert_eq!(listed.without_effect, ["messages[1].content[1]"]);
+        assert_eq!(hints.names(), ["messages[1].content[1]"]);
         assert_eq!(texts(&listed), "system:S user:a system:N ");
         let error = addition(json!({"type": "tool_definition", "definition": {}})).err().unwrap();
         assert_eq!(error.param.as_deref(), Some("messages[1].content[1]"));
+    }
+
+    #[test]
+    fn unread_values_of_blocks_are_named_by_path() {
+        let hints = IgnoredRequestParts::default();
+        let cache = json!({"type": "ephemeral"});
+        let text = json!({"type": "text", "text": "b", "citations": [], "cache_control": cache});
+        let assistant = json!([
+            {"type": "thinking", "thinking": "t", "signature": "s"},
+            {"type": "redacted_thinking", "data": "x"},
+            {"type": "tool_use", "id": "c", "name": "f", "input": {}, "caller": {"type": "direct"}},
+        ]);
+        let inner = json!([{"type": "text", "text": "r", "cache_control": cache}]);
+        let result = |is_error: bool| json!({"type": "tool_result", "tool_use_id": "c", "content": inner, "is_error": is_error});
+        let messages = json!([
+            {"role": "user", "content": [text]},
+            {"role": "assistant", "content": assistant},
+            {"role": "user", "content": [result(false), result(true)]},
+        ]);
+        converted_with(&hints, &messages).unwrap();
+        let expected = [
+            "messages[0].content[0].cache_control",
+            "messages[0].content[0].citations",
+            "messages[1].content[1]",
+            "messages[1].content[2].caller",
+            "messages[2].content[0].content[0].cache_control",
+            "messages[2].content[1].content[0].cache_control",
+            "messages[2].content[1].is_error",
+        ];
+        assert_eq!(hints.names(), expected);
     }
 
     #[test]

@@ -46,26 +46,27 @@ pub(super) fn result(block: &mut RequestFields) -> Result<Value, ApiError> {
     let path = block.path("content");
     let content = match block.take("content") {
         None => String::new(),
-        Some(value @ JsonValue::Object(_)) => result_text(RequestFields::of(path, value)?)?,
+        Some(value @ JsonValue::Object(_)) => result_text(block.nested(path, value)?)?,
         Some(JsonValue::List(entries)) if entries.len() > PARTS_MAX => {
             return Err(too_many_blocks(&path, entries.len()));
         }
         Some(JsonValue::List(entries)) => {
-            let text = |(index, entry)| entry_text(format!("{path}[{index}]"), entry);
+            let text = |(index, entry)| entry_text(block, format!("{path}[{index}]"), entry);
             let texts = entries.into_iter().enumerate().map(text);
             texts.collect::<Result<Vec<_>, _>>()?.join("\n")
         }
-        Some(value) => block_texts(&path, value)?.join("\n"),
+        Some(value) => block_texts(block.hints(), &path, value)?.join("\n"),
     };
     Ok(json!({"role": "tool", "tool_call_id": id, "content": content}))
 }
 
-/// Returns the text of an entry in a result list: a string, a web search result, or a content block.
-fn entry_text(path: String, entry: JsonValue) -> Result<String, ApiError> {
+/// Returns the text of an entry in the result list of `block`: a string, a web search result, or a content
+/// block.
+fn entry_text(block: &RequestFields, path: String, entry: JsonValue) -> Result<String, ApiError> {
     if let JsonValue::Str(text) = entry {
         return Ok(text);
     }
-    let mut entry = RequestFields::of(path, entry)?;
+    let mut entry = block.nested(path, entry)?;
     match entry.required_string("type")?.as_str() {
         // The page content is encrypted, so only the title, URL and age are used.
         "web_search_result" => lines(&mut entry, &["title", "url", "page_age"]),
@@ -77,7 +78,8 @@ fn entry_text(path: String, entry: JsonValue) -> Result<String, ApiError> {
 fn fetched_text(result: &mut RequestFields) -> Result<String, ApiError> {
     let url = lines(result, &["url"])?;
     let document = result.required("content")?;
-    let document = block_texts(&result.path("content"), JsonValue::List(vec![document]))?;
+    let document =
+        block_texts(result.hints(), &result.path("content"), JsonValue::List(vec![document]))?;
     Ok(format!("{url}\n{}", document.join("\n")))
 }
 
@@ -102,7 +104,8 @@ fn result_text(mut result: RequestFields) -> Result<String, ApiError> {
         }
         "tool_search_tool_search_result" => {
             let references = result.required("tool_references")?;
-            Ok(block_texts(&result.path("tool_references"), references)?.join("\n"))
+            let path = result.path("tool_references");
+            Ok(block_texts(result.hints(), &path, references)?.join("\n"))
         }
         "advisor_result" => lines(&mut result, &["text"]),
         _ => {
@@ -125,8 +128,9 @@ fn execution_text(result: &mut RequestFields) -> Result<String, ApiError> {
         None => {}
         Some(JsonValue::List(files)) if files.len() <= PARTS_MAX => {
             for (index, file) in files.into_iter().enumerate() {
-                let mut file = RequestFields::of(format!("{path}[{index}]"), file)?;
+                let mut file = result.nested(format!("{path}[{index}]"), file)?;
                 texts.push(format!("file {}", file.required_string("file_id")?));
+                file.omit(&["type"]);
             }
         }
         Some(JsonValue::List(files)) => return Err(too_many_blocks(&path, files.len())),

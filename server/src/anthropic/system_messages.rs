@@ -25,7 +25,7 @@ impl AnthropicMessageConverter {
         let config = fields.take("output_config");
         let (path, has_config) = (fields.path("output_config"), config.is_some());
         if let Some(config) = config {
-            let mut config = RequestFields::of(path, config)?;
+            let mut config = fields.nested(path, config)?;
             self.effort = messages::effort(&mut config, "effort")?.or(self.effort.take());
         }
         let path = fields.path("content");
@@ -33,7 +33,7 @@ impl AnthropicMessageConverter {
             None if has_config => None,
             None => return Err(ApiError::invalid(path, "is missing")),
             Some(JsonValue::List(blocks)) => self.system_blocks(&path, blocks)?,
-            Some(content) => system_text(&path, content)?,
+            Some(content) => system_text(&self.hints, &path, content)?,
         };
         if let Some(text) = text.filter(|text| !text.is_empty() && !is_cleared) {
             self.messages.push(json!({"role": "system", "content": text}));
@@ -54,9 +54,9 @@ impl AnthropicMessageConverter {
         for (index, block) in blocks.into_iter().enumerate() {
             let path = format!("{path}[{index}]");
             if string_member(&block, "type") == Some("tool_addition") {
-                self.tool_addition(RequestFields::of(path, block)?)?;
+                self.tool_addition(RequestFields::nested_in(&self.hints, path, block)?)?;
             } else {
-                texts.extend(system_block_text(path, block)?);
+                texts.extend(system_block_text(&self.hints, path, block)?);
             }
         }
         Ok((!texts.is_empty()).then(|| texts.join("\n")))
@@ -69,7 +69,7 @@ impl AnthropicMessageConverter {
         if string_member(&tool, "type") != Some("tool_reference") {
             return Err(unsupported_block(&block, "tools can be defined in tools only"));
         }
-        self.without_effect.push(block.own_path().to_owned());
+        block.accept_whole();
         Ok(())
     }
 }

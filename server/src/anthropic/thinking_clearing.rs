@@ -38,7 +38,7 @@ impl ThinkingClearing {
         let keep = match edit.take("keep") {
             None => Some(KEEP_DEFAULT),
             Some(JsonValue::Str(word)) if word == "all" => None,
-            Some(value @ JsonValue::Object(_)) => kept_turns(&path, value)?,
+            Some(value @ JsonValue::Object(_)) => kept_turns(edit, &path, value)?,
             Some(other) => return Err(wrong_type(path, "\"all\" or an object", &other)),
         };
         Ok(Self { kind, keep })
@@ -75,7 +75,11 @@ impl ThinkingClearing {
 }
 
 /// Parses `{"type": "all"}` (`None`) or `{"type": "thinking_turns", "value": N}`, where N is at least 1.
-fn kept_turns(path: &str, value: JsonValue) -> Result<Option<usize>, ApiError> {
+fn kept_turns(
+    edit: &RequestFields,
+    path: &str,
+    value: JsonValue,
+) -> Result<Option<usize>, ApiError> {
     let is_all = |(key, value): &(String, JsonValue)| {
         key == "type" && matches!(value, JsonValue::Str(kind) if kind == "all")
     };
@@ -83,7 +87,7 @@ fn kept_turns(path: &str, value: JsonValue) -> Result<Option<usize>, ApiError> {
         return Ok(None);
     }
     let TypedQuantity { value, .. } =
-        TypedQuantity::take(path.to_owned(), value, &["thinking_turns"])?;
+        TypedQuantity::take(edit, path.to_owned(), value, &["thinking_turns"])?;
     if value == 0 {
         return Err(ApiError::invalid(format!("{path}.value"), "must be at least 1"));
     }

@@ -89,7 +89,8 @@ impl ToolUseClearing {
         let mut quantity =
             |name: &str, kinds: &[&str]| -> Result<Option<TypedQuantity>, ApiError> {
                 let path = edit.path(name);
-                edit.take(name).map(|value| TypedQuantity::take(path, value, kinds)).transpose()
+                let Some(value) = edit.take(name) else { return Ok(None) };
+                TypedQuantity::take(edit, path, value, kinds).map(Some)
             };
         let trigger = quantity("trigger", &["input_tokens", "tool_uses"])?;
         let keep = quantity("keep", &["tool_uses"])?;
@@ -169,11 +170,16 @@ pub(super) struct TypedQuantity {
 }
 
 impl TypedQuantity {
-    /// Parses a quantity whose unit is one of `kinds`.
+    /// Parses a quantity at `path` within `edit`, whose unit is one of `kinds`.
     ///
     /// Errors: HTTP status 400 with the name of the invalid member.
-    pub(super) fn take(path: String, value: JsonValue, kinds: &[&str]) -> Result<Self, ApiError> {
-        let mut fields = RequestFields::of(path, value)?;
+    pub(super) fn take(
+        edit: &RequestFields,
+        path: String,
+        value: JsonValue,
+        kinds: &[&str],
+    ) -> Result<Self, ApiError> {
+        let mut fields = edit.nested(path, value)?;
         let kind = fields.required_string("type")?;
         if !kinds.contains(&kind.as_str()) {
             let message = format!("must be {}", kinds.join(" or "));

@@ -22,7 +22,6 @@ struct AnthropicToolList {
     skipped_names: Vec<String>,
     /// Paths of the `strict` fields with the value true.
     strict_paths: Vec<String>,
-    without_effect: Vec<String>,
 }
 
 /// Parses `tools` and `tool_choice`.
@@ -31,7 +30,7 @@ struct AnthropicToolList {
 pub(super) fn take(fields: &mut RequestFields) -> Result<RequestTools, ApiError> {
     let mut list = AnthropicToolList::default();
     for (index, item) in entries(fields)?.into_iter().enumerate() {
-        list.add(RequestFields::of(format!("tools[{index}]"), item)?)?;
+        list.add(fields.nested(format!("tools[{index}]"), item)?)?;
     }
     let (choice, parallel) = choice(fields)?;
     let AnthropicToolList { definitions, template_tools, skipped_names, .. } = list;
@@ -47,9 +46,6 @@ pub(super) fn take(fields: &mut RequestFields) -> Result<RequestTools, ApiError>
         ..RequestTools::default()
     };
     tools.check("tool_choice")?;
-    for path in list.without_effect {
-        fields.accept_without_effect(path);
-    }
     Ok(tools)
 }
 
@@ -74,9 +70,6 @@ impl AnthropicToolList {
         }
         let is_strict = item.bool("strict")?.unwrap_or(false);
         self.strict_paths.extend(is_strict.then(|| item.path("strict")));
-        if item.take("input_examples").is_some() {
-            self.without_effect.push(item.path("input_examples"));
-        }
         let tools::ParsedFunction { mut tool, template_schema } =
             tools::function(&mut item, "input_schema")?;
         tool.is_strict = is_strict;
@@ -93,8 +86,8 @@ impl AnthropicToolList {
             let message = "must be custom, or the type of a tool that Anthropic defines";
             return Err(ApiError::unsupported(item.path("type"), message));
         }
-        self.without_effect.push(item.own_path().to_owned());
         self.skipped_names.extend(item.string("name", 256)?);
+        item.accept_whole();
         Ok(())
     }
 }
@@ -108,7 +101,7 @@ fn is_defined_by_anthropic(kind: &str) -> bool {
 /// Parses `tool_choice`; also returns whether parallel tool calls are allowed.
 fn choice(fields: &mut RequestFields) -> Result<(ToolChoice, bool), ApiError> {
     let Some(value) = fields.take("tool_choice") else { return Ok((ToolChoice::Auto, true)) };
-    let mut choice = RequestFields::of("tool_choice".to_owned(), value)?;
+    let mut choice = fields.nested("tool_choice".to_owned(), value)?;
     let parallel = !choice.bool("disable_parallel_tool_use")?.unwrap_or(false);
     let choice = match choice.string("type", 64)?.as_deref() {
         Some("auto") => ToolChoice::Auto,
@@ -148,7 +141,7 @@ mod tests {
         let json = JsonValue::parse(body.to_string().as_bytes())?;
         let mut fields = RequestFields::of_body(json)?;
         let tools = take(&mut fields)?;
-        Ok((tools, fields.hints().names().to_vec()))
+        Ok((tools, fields.hints().names()))
     }
 
     fn function(name: &str) -> Value {

@@ -135,7 +135,7 @@ impl AnthropicPromptParams {
                 fields.accept_without_effect("thinking.type".to_owned());
             }
         }
-        let mut converter = AnthropicMessageConverter::default();
+        let mut converter = AnthropicMessageConverter::new(fields.hints());
         if let Some(system) = fields.take("system") {
             converter.system("system", system)?;
         }
@@ -145,9 +145,6 @@ impl AnthropicPromptParams {
         let continues = conversation.can_be_continued();
         let effort = conversation.effort.or(effort);
         kwargs.extend(effort.map(|effort| ("reasoning_effort".to_owned(), Value::from(effort))));
-        for path in conversation.without_effect {
-            fields.accept_without_effect(path);
-        }
         let mut input = ChatInput {
             messages: Value::Array(conversation.messages),
             add_generation_prompt: !continues,
@@ -208,11 +205,10 @@ fn output_config(
     const OLD_NAME: &str = "output_format";
     let (mut effort, mut format) = (None, None);
     if let Some(value) = fields.take(NAME) {
-        let mut config = RequestFields::of(NAME.to_owned(), value)?;
+        let mut config = fields.nested(NAME.to_owned(), value)?;
         effort = messages::effort(&mut config, "effort")?;
         let path = config.path("format");
         format = config.take("format").map(|value| json_schema(path, value)).transpose()?;
-        fields.accept_rest(&config);
     }
     let old = fields.take(OLD_NAME);
     let old = old.map(|value| json_schema(OLD_NAME.to_owned(), value)).transpose()?;
@@ -248,14 +244,13 @@ fn thinking(
 ) -> Result<(Option<bool>, Option<thinking_budget::RequestedThinkingBudget>), ApiError> {
     const BUDGET: &str = "thinking.budget_tokens";
     let Some(value) = fields.take("thinking") else { return Ok((None, None)) };
-    let mut thinking = RequestFields::of("thinking".to_owned(), value)?;
+    let mut thinking = fields.nested("thinking".to_owned(), value)?;
     let budget = thinking_budget::RequestedThinkingBudget::take_named(
         &mut thinking,
         "budget_tokens",
         BUDGET,
     )?;
     let kind = thinking.string("type", 64)?;
-    fields.accept_rest(&thinking);
     match (kind.as_deref(), budget) {
         (Some("enabled" | "adaptive"), budget) => Ok((Some(true), budget)),
         (Some("disabled"), None) => Ok((Some(false), None)),

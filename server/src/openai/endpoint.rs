@@ -309,7 +309,7 @@ pub(crate) fn ignored_fields(
             if let Ok(serving) = app.serving() {
                 serving.metrics.http.ignored(fields.remaining() + hints.count());
             }
-            names.extend(hints.names().iter().cloned());
+            names.extend(hints.names());
             Ok(names)
         }
     }

@@ -67,7 +67,7 @@ impl TextPairs {
     /// Parses the query and the documents of a rerank request.
     pub(super) fn take_query(fields: &mut RequestFields) -> Result<Self, ApiError> {
         let query = fields.required(RERANK_FIELDS.queries)?;
-        let query = text(RERANK_FIELDS.queries.to_owned(), query)?;
+        let query = text(fields, RERANK_FIELDS.queries.to_owned(), query)?;
         let documents = take_texts(fields, RERANK_FIELDS.documents)?;
         Ok(Self { fields: RERANK_FIELDS, queries: vec![query], documents })
     }
@@ -111,18 +111,18 @@ fn take_texts(fields: &mut RequestFields, name: &str) -> Result<Vec<String>, Api
         }
         JsonValue::List(list) => {
             let texts = list.into_iter().enumerate();
-            texts.map(|(index, value)| text(format!("{name}[{index}]"), value)).collect()
+            texts.map(|(index, value)| text(fields, format!("{name}[{index}]"), value)).collect()
         }
-        one => Ok(vec![text(name.to_owned(), one)?]),
+        one => Ok(vec![text(fields, name.to_owned(), one)?]),
     }
 }
 
 /// Parses one text: a string, or an object with the member `text`, which clients of rerank services send.
-fn text(path: String, value: JsonValue) -> Result<String, ApiError> {
+fn text(fields: &RequestFields, path: String, value: JsonValue) -> Result<String, ApiError> {
     match value {
         JsonValue::Str(text) => Ok(text),
         value @ JsonValue::Object(_) => {
-            let mut object = RequestFields::of(path, value)?;
+            let mut object = fields.nested(path, value)?;
             if object.take("content").is_some() {
                 let path = object.path("content");
                 return Err(ApiError::unsupported(path, "only text is supported"));

@@ -31,7 +31,7 @@ pub(super) fn take_threshold(
     };
     let mut smallest: Option<CompactionThreshold> = None;
     for (index, entry) in list.into_iter().enumerate() {
-        let mut entry = RequestFields::of(format!("{NAME}[{index}]"), entry)?;
+        let mut entry = fields.nested(format!("{NAME}[{index}]"), entry)?;
         if entry.required_string("type")? != "compaction" {
             return Err(ApiError::unsupported(entry.path("type"), "must be compaction"));
         }
@@ -46,7 +46,6 @@ pub(super) fn take_threshold(
             }
             None => fields.accept_without_effect(NAME.to_owned()),
         }
-        fields.accept_rest(&entry);
     }
     Ok(smallest)
 }

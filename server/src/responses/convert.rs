@@ -12,13 +12,16 @@ use crate::request_fields::{RequestFields, wrong_type};
 use crate::strict_json::JsonValue;
 use serde_json::{Value, json};
 
+/// Fields of items in earlier replies that identify or describe the item.
+const REPLY_FIELDS: &[&str] = &["created_by", "id", "status"];
+
 /// Converts input items and appends them to a conversation.
 pub(super) struct InputItemConverter<'a, 'b> {
     messages: &'a mut Vec<Value>,
     /// Stored items to which input items may refer.
     stored: &'a mut StoredContextReader<'b>,
-    /// Collects the paths of items that contain nothing for the model.
-    hints: &'a mut IgnoredRequestParts,
+    /// Collects the paths of items and fields that contain nothing for the model.
+    hints: IgnoredRequestParts,
     /// Text of reasoning items that will become part of the next assistant message or tool call.
     pending_reasoning: String,
     /// Input items to be appended to a stored conversation, with references resolved; `None` = not recorded.
@@ -30,8 +33,9 @@ impl<'a, 'b> InputItemConverter<'a, 'b> {
     pub(super) fn new(
         messages: &'a mut Vec<Value>,
         stored: &'a mut StoredContextReader<'b>,
-        hints: &'a mut IgnoredRequestParts,
+        hints: &IgnoredRequestParts,
     ) -> Self {
+        let hints = hints.clone();
         Self { messages, stored, hints, pending_reasoning: String::new(), recorded: None }
     }
 
@@ -88,7 +92,7 @@ impl<'a, 'b> InputItemConverter<'a, 'b> {
             if let Some(recorded) = &mut self.recorded {
                 recorded.push(item.clone().into_template_value());
             }
-            self.convert(RequestFields::of(path, item)?)?;
+            self.convert(RequestFields::nested_in(&self.hints, path, item)?)?;
         }
         Ok(())
     }
@@ -106,18 +110,24 @@ impl<'a, 'b> InputItemConverter<'a, 'b> {
     /// Converts one item that is not a reference.
     fn convert(&mut self, mut item: RequestFields) -> Result<(), ApiError> {
         let kind = item.string("type", 64)?.unwrap_or_else(|| "message".to_owned());
-        match kind.as_str() {
-            "message" => self.message(&mut item),
-            "function_call" => self.function_call(&mut item),
-            "custom_tool_call" => self.custom_call(&mut item),
-            "function_call_output" | "custom_tool_call_output" => self.output(&mut item),
-            "reasoning" => self.reasoning(&mut item),
+        self.convert_kind(&kind, &mut item)?;
+        item.omit(REPLY_FIELDS);
+        Ok(())
+    }
+
+    /// Converts one item of type `kind`.
+    fn convert_kind(&mut self, kind: &str, item: &mut RequestFields) -> Result<(), ApiError> {
+        match kind {
+            "message" => self.message(item),
+            "function_call" => self.function_call(item),
+            "custom_tool_call" => self.custom_call(item),
+            "function_call_output" | "custom_tool_call_output" => self.output(item),
+            "reasoning" => self.reasoning(item),
             other => {
                 reject_media(other, item.own_path())?;
-                if let Some(foreign) = HostedToolItem::take(other, &mut item)? {
-                    self.foreign(foreign);
-                } else {
-                    self.hints.add(item.path("type").trim_end_matches(".type"));
+                match HostedToolItem::take(other, item)? {
+                    Some(foreign) => self.foreign(foreign),
+                    None => item.accept_whole(),
                 }
                 Ok(())
             }
@@ -162,7 +172,7 @@ impl<'a, 'b> InputItemConverter<'a, 'b> {
 
     fn output(&mut self, item: &mut RequestFields) -> Result<(), ApiError> {
         let (id, output) = (item.required_string("call_id")?, item.required("output")?);
-        let content = text_of(&item.path("output"), output, TEXT_PARTS)?;
+        let content = text_of(item.hints(), &item.path("output"), output, TEXT_PARTS)?;
         self.messages.push(json!({"role": "tool", "tool_call_id": id, "content": content}));
         Ok(())
     }
@@ -209,8 +219,9 @@ impl<'a, 'b> InputItemConverter<'a, 'b> {
                 break;
             }
             for (index, part) in parts.into_iter().enumerate() {
-                let mut part = RequestFields::of(format!("{path}[{index}]"), part)?;
+                let mut part = item.nested(format!("{path}[{index}]"), part)?;
                 text += &part.required_string("text")?;
+                part.omit(&["type"]);
             }
         }
         self.pending_reasoning += &text;
@@ -255,9 +266,9 @@ fn message_text(item: &mut RequestFields, role: &str) -> Result<String, ApiError
         None => Err(ApiError::invalid(path, "is missing")),
         Some(JsonValue::List(parts)) => {
             let parts = parts.into_iter().map(refusal_as_text).collect();
-            text_of(&path, JsonValue::List(parts), TEXT_PARTS)
+            text_of(item.hints(), &path, JsonValue::List(parts), TEXT_PARTS)
         }
-        Some(value) => text_of(&path, value, TEXT_PARTS),
+        Some(value) => text_of(item.hints(), &path, value, TEXT_PARTS),
     }
 }
 
@@ -287,8 +298,9 @@ pub(crate) fn input_items(
     let JsonValue::List(list) = items else {
         return Err(wrong_type(field.to_owned(), "a list of items", &items));
     };
-    let (mut messages, mut hints) = (Vec::new(), IgnoredRequestParts::default());
-    let mut converter = InputItemConverter::new(&mut messages, stored, &mut hints);
+    // Conversations store and return all fields of an item, so no field is without effect yet.
+    let (mut messages, hints) = (Vec::new(), IgnoredRequestParts::default());
+    let mut converter = InputItemConverter::new(&mut messages, stored, &hints);
     converter.record();
     converter.items(field, list)?;
     Ok(converter.into_recorded())

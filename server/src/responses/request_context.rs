@@ -46,7 +46,7 @@ impl ResponsesRequestContext {
             Some(id) => stored.history(id, "previous_response_id")?,
         };
         let input = fields.take("input");
-        let mut converter = InputItemConverter::new(&mut history, stored, fields.hints_mut());
+        let mut converter = InputItemConverter::new(&mut history, stored, fields.hints());
         let bytes = match &conversation {
             None => 0,
             Some(id) => converter.conversation(id)?,

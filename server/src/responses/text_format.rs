@@ -23,17 +23,15 @@ impl ResponseTextConfig {
         let Some(value) = fields.take("text") else {
             return Ok(Self { constraint: None, echoed: json!({"format": plain}) });
         };
-        let mut text = RequestFields::of("text".to_owned(), value)?;
-        let verbosity =
-            fields.accept_keyword(&mut text, "verbosity", &["low", "medium", "high"])?;
+        let mut text = fields.nested("text".to_owned(), value)?;
+        let verbosity = text.accept_keyword("verbosity", &["low", "medium", "high"])?;
         let (constraint, format) = match text.take("format") {
             None => (None, plain),
             Some(value) => {
                 let echoed = value.clone().into_template_value();
-                (format(RequestFields::of("text.format".to_owned(), value)?)?, echoed)
+                (format(text.nested("text.format".to_owned(), value)?)?, echoed)
             }
         };
-        fields.accept_rest(&text);
         let mut echoed = json!({"format": format});
         if let Some(verbosity) = verbosity {
             echoed["verbosity"] = Value::from(verbosity);
@@ -44,6 +42,8 @@ impl ResponseTextConfig {
 
 /// Parses `text.format`; returns the output constraint.
 fn format(mut format: RequestFields) -> Result<Option<OutputConstraint>, ApiError> {
+    // The schema is always enforced, and only the schema.
+    format.omit(&["name", "description", "strict"]);
     let spec = match format.string("type", 64)?.as_deref() {
         Some("text") => return Ok(None),
         Some("json_object") => GrammarSpec::json_object(JsonWhitespace::Any),

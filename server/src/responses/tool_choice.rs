@@ -33,7 +33,7 @@ impl ResponsesToolChoice {
             JsonValue::Str(keyword) => {
                 ToolSelection::of(ToolChoice::from_keyword(&keyword, NAME.to_owned())?)
             }
-            value => selected(RequestFields::of(NAME.to_owned(), value)?, list)?,
+            value => selected(fields.nested(NAME.to_owned(), value)?, list)?,
         };
         Ok(Self { selection, echoed })
     }

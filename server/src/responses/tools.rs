@@ -5,7 +5,6 @@
 use super::tool_choice::ResponsesToolChoice;
 use super::tool_names::{CalledTool, ToolNameMap, function_name};
 use crate::api_error::ApiError;
-use crate::ignored_parts::IgnoredRequestParts;
 use crate::openai::chat::custom_tools::{CustomTool, CustomToolFormat, CustomToolNames, joined};
 use crate::openai::chat::tools::{self, ParsedFunction, RequestTools, ToolChoice};
 use crate::request_fields::RequestFields;
@@ -44,8 +43,7 @@ pub(super) fn take(
     let (mut list, mut echoed_tools) = (ResponsesToolsBuilder::default(), Vec::new());
     for (index, item) in tools::list(fields)?.into_iter().enumerate() {
         echoed_tools.push(item.clone().into_template_value());
-        let item = RequestFields::of(format!("tools[{index}]"), item)?;
-        list.tool(item, fields.hints_mut())?;
+        list.tool(fields.nested(format!("tools[{index}]"), item)?)?;
     }
     let ResponsesToolChoice { selection, echoed } = ResponsesToolChoice::take(fields, &list)?;
     selection.retain(&mut list.definitions, &mut list.template_tools);
@@ -77,19 +75,15 @@ impl ResponsesToolsBuilder {
         ResponsesTools { tools, names }
     }
 
-    fn tool(
-        &mut self,
-        mut item: RequestFields,
-        hints: &mut IgnoredRequestParts,
-    ) -> Result<(), ApiError> {
+    fn tool(&mut self, mut item: RequestFields) -> Result<(), ApiError> {
         let path = item.path("type");
         match item.string("type", 64)?.as_deref() {
             Some("function") => self.function(&mut item, None, None),
-            Some("custom") => self.custom(&mut item, None, None, hints),
-            Some("namespace") => self.namespace(item, hints),
+            Some("custom") => self.custom(&mut item, None, None),
+            Some("namespace") => self.namespace(item),
             Some(other) => {
                 self.skipped_types.push(other.to_owned());
-                hints.add(path.trim_end_matches(".type"));
+                item.accept_whole();
                 Ok(())
             }
             None => Err(ApiError::invalid(path, "is missing")),
@@ -98,26 +92,20 @@ impl ResponsesToolsBuilder {
 
     /// Parses the tools of a namespace. The namespace description is prepended to the description of its
     /// first tool, because chat templates do not support namespaces.
-    fn namespace(
-        &mut self,
-        mut item: RequestFields,
-        hints: &mut IgnoredRequestParts,
-    ) -> Result<(), ApiError> {
+    fn namespace(&mut self, mut item: RequestFields) -> Result<(), ApiError> {
         let name = tools::function(&mut item, "parameters")?.tool.name;
         let description = item.string("description", usize::MAX)?.filter(|text| !text.is_empty());
         let mut preface = description.map(|text| format!("Functions {name}__*: {text}"));
         let path = item.path("tools");
         for (index, value) in tools::list(&mut item)?.into_iter().enumerate() {
-            let mut tool = RequestFields::of(format!("{path}[{index}]"), value)?;
+            let mut tool = item.nested(format!("{path}[{index}]"), value)?;
             let type_path = tool.path("type");
             match tool.string("type", 64)?.as_deref() {
                 Some("function") => self.function(&mut tool, Some(&name), preface.take())?,
-                Some("custom") => {
-                    self.custom(&mut tool, Some(&name), preface.take(), hints)?;
-                }
+                Some("custom") => self.custom(&mut tool, Some(&name), preface.take())?,
                 Some(other) => {
                     self.skipped_types.push(other.to_owned());
-                    hints.add(format!("{path}[{index}]"));
+                    tool.accept_whole();
                 }
                 None => return Err(ApiError::invalid(type_path, "is missing")),
             }
@@ -150,11 +138,10 @@ impl ResponsesToolsBuilder {
         item: &mut RequestFields,
         namespace: Option<&str>,
         preface: Option<String>,
-        hints: &mut IgnoredRequestParts,
     ) -> Result<(), ApiError> {
         let path = item.path("name");
         let CustomTool { name, parameters, description, format } = CustomTool::take(item)?;
-        let is_strict = CustomToolFormat::enforced(format, &mut self.strict_paths, hints);
+        let is_strict = CustomToolFormat::enforced(format, &mut self.strict_paths, item.hints());
         let template_schema = parameters.clone();
         let tool = ToolDefinition { name: name.clone(), parameters, is_strict };
         let function = ParsedFunction { tool, template_schema };

@@ -231,12 +231,11 @@ fn kwargs(
     let mut kwargs = messages::kwargs(fields)?;
     let (mut effort, mut summary) = (None, None);
     if let Some(value) = fields.take("reasoning") {
-        let mut reasoning = RequestFields::of("reasoning".to_owned(), value)?;
+        let mut reasoning = fields.nested("reasoning".to_owned(), value)?;
         effort = messages::effort(&mut reasoning, "effort")?;
         // Reasoning is returned in full, so no summary is generated.
-        summary = fields.accept_keyword(&mut reasoning, "summary", &SUMMARIES)?;
-        fields.accept_keyword(&mut reasoning, "generate_summary", &SUMMARIES)?;
-        fields.accept_rest(&reasoning);
+        summary = reasoning.accept_keyword("summary", &SUMMARIES)?;
+        reasoning.accept_keyword("generate_summary", &SUMMARIES)?;
     }
     if let Some(effort) = &effort {
         kwargs.insert("reasoning_effort".to_owned(), Value::from(effort.as_str()));

@@ -67,14 +67,23 @@ fn request_of_a_coding_agent_is_served() {
     let setup = ServerSetup { options, scripted_output, template, ..ServerSetup::default() };
     let server = TestServer::start(&setup);
     let mut client = HttpClient::connect(server.address);
-    let expected =
-        ["metadata", "output_config.task_budget", "speed", "thinking.display", "tools[1]"];
+    let expected = [
+        "messages[0].content[0].cache_control",
+        "metadata",
+        "output_config.task_budget",
+        "speed",
+        "system[0].cache_control",
+        "thinking.display",
+        "tools[0].eager_input_streaming",
+        "tools[1]",
+        "tools[2].defer_loading",
+    ];
     let mut body = agent_request();
     let reply = client.post("/v1/messages?beta=true", &body);
     assert_eq!(reply.status, 200, "{}", reply.json());
     assert_eq!(reply.json()["content"][0]["text"], "ok");
     let mut named = expected.to_vec();
-    named.insert(1, "output_config.effort");
+    named.insert(2, "output_config.effort");
     assert_eq!(ignored(&reply), named);
     assert_eq!(reply.json()["context_management"], json!({"applied_edits": []}));
     let mut streamed = body.clone();
@@ -133,6 +142,48 @@ fn consecutive_user_messages_are_one_turn() {
         &messages,
         "<system>S<user>a\nb<assistant>",
     );
+}
+
+/// Templates have no place for `is_error`, and reasoning that another server encrypted cannot be read.
+#[test]
+fn unused_parts_of_blocks_are_named_by_path() {
+    let server = start(OPEN_TEMPLATE);
+    let mut client = HttpClient::connect(server.address);
+    let call = json!({"type": "tool_use", "id": "t", "name": "f", "input": {}, "caller": {"type": "direct"}});
+    let hidden = json!({"type": "redacted_thinking", "data": "x"});
+    let thought = json!({"type": "thinking", "thinking": "t", "signature": "s"});
+    let result = |is_error: bool| json!([{"type": "tool_result", "tool_use_id": "t", "content": "r", "is_error": is_error}]);
+    let mut tool = json!({"name": "f", "input_schema": {"type": "object"}});
+    tool["allowed_callers"] = json!(["direct"]);
+    let body = json!({"max_tokens": 4, "tools": [tool], "messages": [
+        {"role": "user", "content": [{"type": "text", "text": "a", "citations": []}]},
+        {"role": "assistant", "content": [thought, hidden, call]},
+        {"role": "user", "content": result(false)},
+        {"role": "assistant", "content": "b"},
+        {"role": "user", "content": result(true)},
+    ]});
+    let reply = client.post(PATH, &body);
+    assert_eq!(reply.status, 200, "{}", reply.json());
+    let expected = [
+        "messages.tool_calls",
+        "messages[0].content[0].citations",
+        "messages[1].content[1]",
+        "messages[1].content[2].caller",
+        "messages[4].content[0].is_error",
+        "tools",
+        "tools[0].allowed_callers",
+    ];
+    assert_eq!(ignored(&reply), expected);
+    // The list in the header is bounded.
+    let mut body = body;
+    body["tools"] = (0..300)
+        .map(|i| json!({"name": format!("f{i}"), "input_schema": {}, ("x".repeat(900)): 1}))
+        .collect();
+    let reply = client.post(PATH, &body);
+    assert_eq!(reply.status, 200, "{}", reply.json());
+    let names = ignored(&reply);
+    assert!(names.len() <= 40 && names.iter().all(|name| name.len() < 100), "{names:?}");
+    assert!(names.contains(&format!("tools[3].{}", "x".repeat(64)).as_str()), "{names:?}");
 }
 
 #[test]

@@ -62,7 +62,8 @@ fn items_of_other_servers_reach_the_template() {
             "arguments": "{}", "output": "found"},
     ]);
     let reply = client.post(PATH, &body(&input));
-    assert_eq!(reply.header(IGNORED), Some("input[3], tools"));
+    let ignored = "input[1].encrypted_content, input[2].phase, input[3], tools";
+    assert_eq!(reply.header(IGNORED), Some(ignored));
     let prompt = "<user>|hi<assistant>thought|I try.\nNo.local_shell{\"command\": [\"ls\"], \"env\": {}}\
         <tool>|files<assistant>|weather{\"city\": \"Rome\", \"days\": [1, 2]}<tool>|cut\
         <assistant>|docs__find{}<tool>|found";

@@ -3,6 +3,7 @@
 use super::custom_tools::INPUT;
 use super::messages::{ASSISTANT_PARTS, PARTS_MAX, REFUSAL, TEXT_PARTS, arguments, part, text_of};
 use crate::api_error::ApiError;
+use crate::ignored_parts::IgnoredRequestParts;
 use crate::request_fields::{RequestFields, wrong_type};
 use crate::strict_json::JsonValue;
 use serde_json::{Map, Value, json};
@@ -94,16 +95,24 @@ fn content_value(path: &str, value: JsonValue, role: &str) -> Result<Value, ApiE
     match value {
         JsonValue::Str(text) => Ok(Value::String(text)),
         JsonValue::List(parts) if parts.len() <= PARTS_MAX => {
-            let part = |(index, value)| template_part(format!("{path}[{index}]"), value, kinds);
+            // Templates receive all fields of a part, so none of them is without effect.
+            let hints = IgnoredRequestParts::default();
+            let part =
+                |(index, value)| template_part(&hints, format!("{path}[{index}]"), value, kinds);
             parts.into_iter().enumerate().map(part).collect()
         }
-        other => text_of(path, other, kinds).map(Value::String),
+        other => text_of(&IgnoredRequestParts::default(), path, other, kinds).map(Value::String),
     }
 }
 
 /// Parses a text part. The part's type becomes `text`, the only part type that templates handle.
-fn template_part(path: String, value: JsonValue, kinds: &[&str]) -> Result<Value, ApiError> {
-    let text = part(path, value.clone(), kinds)?;
+fn template_part(
+    hints: &IgnoredRequestParts,
+    path: String,
+    value: JsonValue,
+    kinds: &[&str],
+) -> Result<Value, ApiError> {
+    let text = part(hints, path, value.clone(), kinds)?;
     let pairs = match value {
         JsonValue::Object(pairs) if !pairs.iter().any(|(key, _)| key == REFUSAL) => pairs,
         _ => return Ok(json!({"type": "text", "text": text})),

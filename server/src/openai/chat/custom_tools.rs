@@ -40,7 +40,7 @@ impl CustomToolFormat {
     pub(crate) fn enforced(
         format: Option<Self>,
         strict_paths: &mut Vec<String>,
-        hints: &mut IgnoredRequestParts,
+        hints: &IgnoredRequestParts,
     ) -> bool {
         let Some(Self { path, is_enforced }) = format else { return false };
         if is_enforced {
@@ -63,7 +63,7 @@ impl CustomTool {
         let (mut input, mut rule, mut format) = (json!({"type": "string"}), None, None);
         if let Some(value) = fields.take("format") {
             let path = fields.path("format");
-            let grammar = CustomToolGrammar::take(&mut RequestFields::of(path.clone(), value)?)?;
+            let grammar = CustomToolGrammar::take(&mut fields.nested(path.clone(), value)?)?;
             if let Some(grammar) = grammar {
                 let pattern = grammar.pattern();
                 let is_enforced = pattern.is_some();
@@ -100,7 +100,7 @@ impl CustomToolGrammar {
         match format.take("grammar") {
             None => Self::members(format).map(Some),
             Some(value) => {
-                let mut grammar = RequestFields::of(format.path("grammar"), value)?;
+                let mut grammar = format.nested(format.path("grammar"), value)?;
                 Self::members(&mut grammar).map(Some)
             }
         }

@@ -18,7 +18,7 @@ pub(crate) fn report_ignored(
     request: &ChatCompletionRequest,
     ignored: &mut Vec<String>,
 ) -> Result<(), ApiError> {
-    let mut hints = IgnoredRequestParts::default();
+    let hints = IgnoredRequestParts::default();
     for field in hidden_fields(serving, request) {
         let name = name_of(&field, request);
         if app.options.strict_fields && !is_sent_to_every_model(&field) {
@@ -30,7 +30,7 @@ pub(crate) fn report_ignored(
         request.tools.strict_paths.iter().for_each(|path| hints.add(path.as_str()));
     }
     serving.metrics.http.ignored(hints.count());
-    ignored.extend(hints.names().iter().cloned());
+    ignored.extend(hints.names());
     Ok(())
 }
 

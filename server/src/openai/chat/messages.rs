@@ -2,6 +2,7 @@
 
 use super::chat_message;
 use crate::api_error::ApiError;
+use crate::ignored_parts::IgnoredRequestParts;
 use crate::request_fields::{RequestFields, wrong_type};
 use crate::strict_json::JsonValue;
 use serde_json::{Map, Value, json};
@@ -119,12 +120,18 @@ pub(crate) fn arguments(path: &str, value: Option<JsonValue>) -> Result<Value, A
     Ok(value)
 }
 
-/// Parses a string, or text parts that are joined by line breaks; `kinds` are the accepted part types.
-pub(crate) fn text_of(path: &str, value: JsonValue, kinds: &[&str]) -> Result<String, ApiError> {
+/// Parses a string, or text parts that are joined by line breaks; `kinds` are the accepted part types. Values
+/// without effect are added to `hints`.
+pub(crate) fn text_of(
+    hints: &IgnoredRequestParts,
+    path: &str,
+    value: JsonValue,
+    kinds: &[&str],
+) -> Result<String, ApiError> {
     match value {
         JsonValue::Str(text) => Ok(text),
         JsonValue::List(parts) if parts.len() <= PARTS_MAX => {
-            let part = |(index, value)| part(format!("{path}[{index}]"), value, kinds);
+            let part = |(index, value)| part(hints, format!("{path}[{index}]"), value, kinds);
             let texts = parts.into_iter().enumerate().map(part);
             Ok(texts.collect::<Result<Vec<_>, _>>()?.join("\n"))
         }
@@ -137,11 +144,18 @@ pub(crate) fn text_of(path: &str, value: JsonValue, kinds: &[&str]) -> Result<St
 }
 
 /// Parses a text part, which may be a plain string; `kinds` are the accepted part types.
-pub(super) fn part(path: String, value: JsonValue, kinds: &[&str]) -> Result<String, ApiError> {
+pub(super) fn part(
+    hints: &IgnoredRequestParts,
+    path: String,
+    value: JsonValue,
+    kinds: &[&str],
+) -> Result<String, ApiError> {
     if let JsonValue::Str(text) = value {
         return Ok(text);
     }
-    let mut fields = RequestFields::of(path, value)?;
+    let mut fields = RequestFields::nested_in(hints, path, value)?;
+    // Parts of earlier outputs have these fields.
+    fields.omit(&["annotations", "logprobs"]);
     let kind = fields.required_string("type")?;
     if !kinds.contains(&kind.as_str()) {
         reject_media(&kind, fields.own_path())?;

@@ -69,7 +69,7 @@ impl ToolSelection {
             }
             Some(value) => value,
         };
-        let mut choice = RequestFields::of(NAME.to_owned(), value)?;
+        let mut choice = fields.nested(NAME.to_owned(), value)?;
         let path = choice.path("type");
         let kind = choice.required_string("type")?;
         if kind == ALLOWED {
@@ -103,7 +103,7 @@ impl ToolSelection {
         let path = fields.path("tools");
         let list = tool_list(fields)?;
         let one = |(index, value)| {
-            let mut tool = RequestFields::of(format!("{path}[{index}]"), value)?;
+            let mut tool = fields.nested(format!("{path}[{index}]"), value)?;
             let kind = tool.required_string("type")?;
             let Some(ChosenToolName { name, path }) = name_of(&mut tool, &kind)? else {
                 let message = "must be function or custom";
@@ -115,8 +115,8 @@ impl ToolSelection {
             }
             Ok(name)
         };
-        let allowed = list.into_iter().enumerate().map(one).collect::<Result<_, _>>()?;
-        Ok(Self { choice, allowed: Some(allowed) })
+        let names = list.into_iter().enumerate().map(one).filter_map(Result::transpose);
+        Ok(Self { choice, allowed: Some(names.collect::<Result<_, _>>()?) })
     }
 
     /// Removes the tools that are not allowed. `template_tools` contains the chat template forms of `tools`,

@@ -52,7 +52,7 @@ impl RequestTools {
         let is_given = fields.contains("tools");
         let mut list = ChatToolList::default();
         for (index, item) in self::list(fields)?.into_iter().enumerate() {
-            list.add(format!("tools[{index}]"), item, fields.hints_mut())?;
+            list.add(format!("tools[{index}]"), item, fields.hints())?;
         }
         let selection = ToolSelection::take(fields, &list.definitions)?;
         selection.retain(&mut list.definitions, &mut list.template_tools);
@@ -235,10 +235,10 @@ impl ChatToolList {
         &mut self,
         path: String,
         item: JsonValue,
-        hints: &mut IgnoredRequestParts,
+        hints: &IgnoredRequestParts,
     ) -> Result<(), ApiError> {
         let sent = item.clone();
-        let mut item = RequestFields::of(path, item)?;
+        let mut item = RequestFields::nested_in(hints, path, item)?;
         let path = item.path("type");
         match item.string("type", 64)?.as_deref() {
             Some("function") => {
@@ -249,21 +249,19 @@ impl ChatToolList {
                 self.strict_paths.extend(tool.is_strict.then(|| inner.path("strict")));
                 // Templates print whole tool definitions, so the function is passed exactly as the client
                 // sent it.
+                inner.omit_rest();
+                item.omit_rest();
                 self.push(tool, sent.into_template_value(), &inner)
             }
-            Some("custom") => self.add_custom(member(&mut item, "custom")?, hints),
+            Some("custom") => self.add_custom(member(&mut item, "custom")?),
             Some(_) => Err(ApiError::unsupported(path, "must be function or custom")),
             None => Err(ApiError::invalid(path, "is missing")),
         }
     }
 
-    fn add_custom(
-        &mut self,
-        mut fields: RequestFields,
-        hints: &mut IgnoredRequestParts,
-    ) -> Result<(), ApiError> {
+    fn add_custom(&mut self, mut fields: RequestFields) -> Result<(), ApiError> {
         let CustomTool { name, parameters, description, format } = CustomTool::take(&mut fields)?;
-        let is_strict = CustomToolFormat::enforced(format, &mut self.strict_paths, hints);
+        let is_strict = CustomToolFormat::enforced(format, &mut self.strict_paths, fields.hints());
         let template_tool = template_tool(&name, description, parameters.clone());
         let tool = ToolDefinition { name, parameters, is_strict };
         self.custom.insert(tool.name.clone());
@@ -286,7 +284,7 @@ impl ChatToolList {
 /// Removes and returns the member `name` of a tool, which must be an object.
 fn member(item: &mut RequestFields, name: &str) -> Result<RequestFields, ApiError> {
     let value = item.required(name)?;
-    RequestFields::of(item.path(name), value)
+    item.nested(item.path(name), value)
 }
 
 /// Parses a tool name in the form of chat completions: `name` is inside an object whose key is the tool type

@@ -10,7 +10,7 @@ pub(super) fn stream_options(
     stream: bool,
 ) -> Result<StreamOptions, ApiError> {
     let Some(value) = fields.take("stream_options") else { return Ok(StreamOptions::default()) };
-    let mut options = RequestFields::of("stream_options".to_owned(), value)?;
+    let mut options = fields.nested("stream_options".to_owned(), value)?;
     if !stream {
         let message = "stream_options needs stream: true";
         return Err(ApiError::invalid("stream_options", message));
