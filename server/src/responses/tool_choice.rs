@@ -47,7 +47,8 @@ fn selected(
     let kind = choice.required_string("type")?;
     let name_of = |fields: &mut RequestFields, kind: &str| named_function(fields, kind, list);
     if kind == "allowed_tools" {
-        return ToolSelection::allowed(&mut choice, &list.definitions, name_of);
+        let is_skipped = |kind: &str| list.skipped_types.iter().any(|skipped| skipped == kind);
+        return ToolSelection::allowed(&mut choice, &list.definitions, is_skipped, name_of);
     }
     let Some(chosen) = name_of(&mut choice, &kind)? else {
         let message = "must be function, custom or allowed_tools";

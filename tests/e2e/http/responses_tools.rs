@@ -97,6 +97,24 @@ fn tools_of_other_types_are_skipped_and_named() {
 }
 
 #[test]
+fn allowed_tools_that_are_skipped_are_named() {
+    let server = TestServer::start(&setup(Some(NAMESPACE_CALLS)));
+    let mut client = HttpClient::connect(server.address);
+    let search = json!({"type": "web_search"});
+    let tools = json!([search, function("mcp__find"), function("other")]);
+    let find = json!({"type": "function", "name": "mcp__find"});
+    let choice = |mode: &str, allowed: Value| json!({"tool_choice": {"type": "allowed_tools", "mode": mode, "tools": allowed}});
+    let reply = client.post(PATH, &body(&tools, &choice("auto", json!([search, find]))));
+    assert_eq!(reply.header(IGNORED), Some("tools[0], tool_choice.tools[0]"));
+    assert_eq!(ok(&reply)["output"][0]["name"], "mcp__find");
+    let none = client.post(PATH, &body(&tools, &choice("auto", json!([search]))));
+    assert_eq!(none.status, 200, "{}", none.json());
+    let required = client.post(PATH, &body(&tools, &choice("required", json!([search]))));
+    let param = required.json()["error"]["param"].clone();
+    assert_eq!((required.status, param), (400, json!("tool_choice")));
+}
+
+#[test]
 fn custom_tool_calls_are_equal_unary_and_streamed() {
     let server = TestServer::start(&setup(Some(PATCH_CALL)));
     let mut client = HttpClient::connect(server.address);

@@ -74,8 +74,8 @@ impl ToolSelection {
         let kind = choice.required_string("type")?;
         if kind == ALLOWED {
             let value = choice.required(ALLOWED)?;
-            let mut allowed = RequestFields::of(choice.path(ALLOWED), value)?;
-            return Self::allowed(&mut allowed, tools, named_tool);
+            let mut allowed = choice.nested(choice.path(ALLOWED), value)?;
+            return Self::allowed(&mut allowed, tools, |_| false, named_tool);
         }
         match named_tool(&mut choice, &kind)? {
             Some(chosen) => Ok(Self::of(ToolChoice::Named(chosen.name))),
@@ -88,11 +88,13 @@ impl ToolSelection {
         Self { choice, allowed: None }
     }
 
-    /// Parses the members `mode` and `tools` of a list of allowed tools. `name_of` parses a tool entry of the
-    /// given type and returns the function name; `None` = the type is unknown.
+    /// Parses the members `mode` and `tools` of a list of allowed tools. Entries whose type `is_skipped` are
+    /// recorded as having no effect. `name_of` parses a tool entry of the given type and returns the function
+    /// name; `None` = the type is unknown.
     pub(crate) fn allowed(
         fields: &mut RequestFields,
         tools: &[ToolDefinition],
+        is_skipped: impl Fn(&str) -> bool,
         name_of: impl Fn(&mut RequestFields, &str) -> Result<Option<ChosenToolName>, ApiError>,
     ) -> Result<Self, ApiError> {
         let choice = match fields.required_string("mode")?.as_str() {
@@ -105,6 +107,10 @@ impl ToolSelection {
         let one = |(index, value)| {
             let mut tool = fields.nested(format!("{path}[{index}]"), value)?;
             let kind = tool.required_string("type")?;
+            if is_skipped(&kind) {
+                tool.accept_whole();
+                return Ok(None);
+            }
             let Some(ChosenToolName { name, path }) = name_of(&mut tool, &kind)? else {
                 let message = "must be function or custom";
                 return Err(ApiError::unsupported(tool.path("type"), message));
@@ -113,7 +119,7 @@ impl ToolSelection {
                 let message = "names a tool that is not in tools";
                 return Err(ApiError::invalid(path, message));
             }
-            Ok(name)
+            Ok(Some(name))
         };
         let names = list.into_iter().enumerate().map(one).filter_map(Result::transpose);
         Ok(Self { choice, allowed: Some(names.collect::<Result<_, _>>()?) })
