@@ -179,6 +179,9 @@ pub struct AppState {
     /// Whether the chat template shows system messages in the middle of a conversation; determined when the
     /// first such request arrives.
     shows_inline_system: OnceLock<bool>,
+    /// Whether the chat template shows developer messages in the middle of a conversation; determined when the
+    /// first such request arrives.
+    shows_inline_developer: OnceLock<bool>,
     /// Number of requests rejected before `serving` was set; it is added to the metrics once the model is
     /// loaded.
     rejected_at_startup: AtomicU64,
@@ -190,7 +193,7 @@ impl AppState {
         let (text_pool, id_generator) =
             (TextConcurrencyLimiter::new(), RequestIdGenerator::default());
         let (openapi, serving) = (OnceLock::new(), OnceLock::new());
-        let shows_inline_system = OnceLock::new();
+        let (shows_inline_system, shows_inline_developer) = (OnceLock::new(), OnceLock::new());
         let rejections = RejectionLog::default();
         let (conversations, responses) = (ConversationStore::default(), ResponseStore::default());
         let rejected_at_startup = AtomicU64::new(0);
@@ -208,6 +211,7 @@ impl AppState {
             generation_probe,
             serving,
             shows_inline_system,
+            shows_inline_developer,
             rejected_at_startup,
         }
     }
@@ -251,7 +255,15 @@ impl AppState {
         let template = serving.template.as_ref();
         *self
             .shows_inline_system
-            .get_or_init(|| template.is_some_and(ChatTemplate::shows_inline_system))
+            .get_or_init(|| template.is_some_and(|template| template.shows_inline("system")))
+    }
+
+    /// Whether the model's chat template shows developer messages in the middle of a conversation.
+    pub fn shows_inline_developer(&self, serving: &ServingContext) -> bool {
+        let template = serving.template.as_ref();
+        *self
+            .shows_inline_developer
+            .get_or_init(|| template.is_some_and(|template| template.shows_inline("developer")))
     }
 
     /// Returns the serving context for a new request.

@@ -139,8 +139,8 @@ impl<'a, 'b> InputItemConverter<'a, 'b> {
         let role = match item.string("role", 64)?.as_deref() {
             Some("user") => "user",
             Some("assistant") => "assistant",
-            // Chat templates use the older role name `system` instead of `developer`.
-            Some("system" | "developer") => "system",
+            Some("system") => "system",
+            Some("developer") => "developer",
             Some(_) => {
                 let message = "must be user, assistant, system or developer";
                 return Err(ApiError::invalid(path, message));

@@ -6,6 +6,7 @@
 mod background;
 mod compaction;
 mod convert;
+mod developer_turns;
 mod events;
 mod hosted_tool_items;
 mod item_scope;

@@ -1,6 +1,7 @@
 //! Response object of the Responses API, and non-streaming replies.
 
 use super::compaction::check_threshold;
+use super::developer_turns::place_turns;
 use super::item_scope::ItemIdScope;
 use super::items::{OutputItemIdGenerator, ResponseOutputItem, assistant_turn, of_message};
 use super::response_items::ResponseItems;
@@ -15,7 +16,6 @@ use crate::auth::CallerIdentity;
 use crate::openai::assistant_message::AssistantMessage;
 use crate::openai::chat::generation_start::{StartedGeneration, start};
 use crate::openai::chat::ignored_values::report_ignored;
-use crate::openai::chat::system_turns::place_system_turns;
 use crate::openai::choice::ChoiceFinishReason;
 use crate::openai::collect::{body_of, collect_one};
 use crate::openai::endpoint::{
@@ -206,8 +206,8 @@ impl InferenceEndpoint for ResponsesReplyFormatter {
             return Err(ApiError::unsupported("stream", message));
         }
         report_ignored(app, serving, &request, &mut ignored)?;
-        let place =
-            |messages| place_system_turns(messages, || app.shows_inline_system(serving)).into();
+        let has_tools = !request.tools.template_value.is_null();
+        let place = |messages| place_turns(app, serving, messages, has_tools).into();
         request.input.messages = match request.input.messages.take() {
             Value::Array(messages) if truncates => {
                 truncation::truncate(serving, &request, &messages, place)?

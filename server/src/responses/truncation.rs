@@ -3,8 +3,8 @@
 //!
 //! Messages are dropped in units, oldest first. Before the last user message, a unit is a turn: a user
 //! message and the assistant's messages after it. After the last user message, a unit is an assistant message
-//! and the outputs of its tool calls. System messages, the last user message and the last unit after it are
-//! never dropped.
+//! and the outputs of its tool calls. System and developer messages, the last user message and the last unit
+//! after it are never dropped.
 
 use crate::api_error::ApiError;
 use crate::app::ServingContext;
@@ -57,7 +57,7 @@ impl MessageDropOrder {
         let mut unit_of_call: HashMap<&str, usize> = HashMap::new();
         for (index, message) in messages.iter().enumerate() {
             let role = message["role"].as_str().unwrap_or_default();
-            if role == "system" || Some(index) == last_user {
+            if matches!(role, "system" | "developer") || Some(index) == last_user {
                 units.push(None);
                 continue;
             }

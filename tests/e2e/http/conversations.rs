@@ -138,7 +138,7 @@ fn responses_continue_and_extend_a_conversation() {
     let text = String::from_utf8(reply.body).unwrap();
     let last = text.lines().filter_map(|line| line.strip_prefix("data: ")).next_back().unwrap();
     let last: Value = serde_json::from_str(last).unwrap();
-    let prompt = "<system>be brief<user>hi<assistant>I look.weather<tool>rain";
+    let prompt = "<developer>be brief<user>hi<assistant>I look.weather<tool>rain";
     let mut count = |prompt: &str| {
         let body = json!({"prompt": prompt, "add_special_tokens": false});
         client.post("/tokenize", &body).json()["count"].clone()

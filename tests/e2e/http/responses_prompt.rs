@@ -16,6 +16,12 @@ const FIRST_ONLY: &str = "{% for m in messages %}{% if m.role == 'system' and no
 /// Chat template that omits system messages after the first message.
 const OMITS_LATER: &str = "{% for m in messages %}{% if m.role != 'system' or loop.first %}\
     <{{ m.role }}>{{ m.content }}{% endif %}{% endfor %}";
+/// Chat template that shows developer messages at the start only, as gpt-oss does.
+const FIRST_DEVELOPER: &str = "{% for m in messages %}{% if loop.first or m.role not in ['system', 'developer'] %}\
+    <{{ m.role }}>{{ m.content }}{% endif %}{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}";
+/// Chat template without developer messages.
+const NO_DEVELOPER: &str = "{% for m in messages %}{% if m.role != 'developer' %}<{{ m.role }}>{{ m.content }}\
+    {% endif %}{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}";
 /// Context length, in tokens of one byte each.
 const CONTEXT: u32 = 200;
 const OUTPUT_TOKENS: usize = 20;
@@ -136,12 +142,38 @@ fn later_system_messages_are_placed_by_the_template() {
         message("developer", "two"),
         message("user", "go on"),
     ];
-    let in_place = "<system>rules\n\none<user>hi<system>two<user>go on<assistant>";
+    let in_place = "<system>rules<developer>one<user>hi<developer>two<user>go on<assistant>";
     let folded = "<system>rules\n\none<user>hi\n\ntwo\ngo on";
     for (template, prompt) in [(INLINE, in_place), (FIRST_ONLY, folded), (OMITS_LATER, folded)] {
         let server = server(template, 4_096);
         let mut client = HttpClient::connect(server.address);
         let reply = client.post(PATH, &body(&input, "disabled"));
         assert_eq!(input_tokens(&reply), count(&mut client, prompt), "{template}");
+    }
+}
+
+/// Developer messages keep their role where the template shows them, as in chat completions.
+#[test]
+fn developer_messages_keep_the_role_that_is_shown() {
+    let first = [message("developer", "one"), message("user", "hi")];
+    let later = [&first[..], &[message("developer", "two"), message("user", "go on")]].concat();
+    let cases = [
+        (INLINE, "<developer>one<user>hi", "<developer>two<user>go on"),
+        (FIRST_DEVELOPER, "<developer>one<user>hi", "\n\ntwo\ngo on"),
+        (NO_DEVELOPER, "<system>one<user>hi", "<system>two<user>go on"),
+    ];
+    for (template, start, rest) in cases {
+        let server = server(template, 4_096);
+        let mut client = HttpClient::connect(server.address);
+        let prompts = [format!("{start}<assistant>"), format!("{start}{rest}<assistant>")];
+        for (input, prompt) in [&first[..], &later].into_iter().zip(prompts) {
+            let body = json!({"input": input, "max_output_tokens": 4});
+            let tokens = input_tokens(&client.post(PATH, &body));
+            assert_eq!(tokens, count(&mut client, &prompt), "{template}");
+        }
+        let chat = json!({"messages": first, "max_tokens": 4});
+        let usage = client.post("/v1/chat/completions", &chat).json()["usage"].clone();
+        let prompt = format!("{start}<assistant>");
+        assert_eq!(usage["prompt_tokens"], count(&mut client, &prompt), "{template}");
     }
 }

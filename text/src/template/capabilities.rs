@@ -102,6 +102,12 @@ impl TemplateCapabilities {
         })
     }
 
+    /// Returns the capability for system messages if developer messages must become system messages: the template
+    /// renders system messages but not developer messages.
+    pub(super) fn system_for_developer(&self) -> Option<RoleCapability> {
+        (!self.developer.shown_first && self.system.shown_first).then_some(self.system)
+    }
+
     /// Whether the output contains user messages. If not, the template does not render conversations in the
     /// usual way, and the trial renderings give no information about other roles.
     pub(super) fn shows_users(&self) -> bool {

@@ -91,8 +91,7 @@ fn shown_role(
     let Some(Value::String(role)) = message.get_mut("role") else { return Ok(None) };
     let mut capability = capabilities.role(role);
     if role == "developer"
-        && capability.is_some_and(|c| !c.shown_first)
-        && let Some(system) = capabilities.role("system").filter(|c| c.shown_first)
+        && let Some(system) = capabilities.system_for_developer()
     {
         "system".clone_into(role);
         capability = Some(system);

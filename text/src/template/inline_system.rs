@@ -1,13 +1,13 @@
-//! Determines by trial renderings whether a chat template includes system messages in the middle of a
-//! conversation in its output.
+//! Determines by trial renderings whether a chat template includes system or developer messages in the middle of
+//! a conversation in its output.
 
 use super::{ChatInput, ChatTemplate};
 use serde_json::{Value, json};
 
-/// Text of the system message in the trial conversations; it occurs in no published template.
+/// Text of the inserted message in the trial conversations; it occurs in no published template.
 const NOTE: &str = "qzxnote";
 
-/// Conversation for a trial rendering, with the index at which a system message is inserted.
+/// Conversation for a trial rendering, with the index at which a message is inserted.
 struct TrialConversation {
     messages: Vec<Value>,
     /// Index of the inserted message.
@@ -15,15 +15,16 @@ struct TrialConversation {
 }
 
 impl ChatTemplate {
-    /// Whether the template renders a system message in the middle and at the end of a conversation as a
-    /// separate message: with a role marker, not as a user message, and without changes to the surrounding
-    /// text.
-    pub fn shows_inline_system(&self) -> bool {
-        let shows = |tools: &Value| trials().iter().all(|trial| self.shows_insertion(trial, tools));
+    /// Whether the template renders a message of the role `role` (`system` or `developer`) in the middle and at
+    /// the end of a conversation as a separate message: with a role marker, not as a user message, and without
+    /// changes to the surrounding text.
+    pub fn shows_inline(&self, role: &str) -> bool {
+        let shows =
+            |tools: &Value| trials().iter().all(|trial| self.shows_insertion(role, trial, tools));
         shows(&Value::Null) && shows(&json!([trial_tool()]))
     }
 
-    fn shows_insertion(&self, trial: &TrialConversation, tools: &Value) -> bool {
+    fn shows_insertion(&self, role: &str, trial: &TrialConversation, tools: &Value) -> bool {
         let render = |note: Option<Value>| {
             let mut messages = trial.messages.clone();
             if let Some(note) = note {
@@ -36,7 +37,7 @@ impl ChatTemplate {
             self.render(input).ok().map(|rendered| rendered.text)
         };
         let note = |role: &str| json!({"role": role, "content": NOTE});
-        let (Some(before), Some(after)) = (render(None), render(Some(note("system")))) else {
+        let (Some(before), Some(after)) = (render(None), render(Some(note(role)))) else {
             return false;
         };
         let preceding = trial.messages[trial.index - 1]["content"].as_str().unwrap_or_default();
@@ -45,8 +46,8 @@ impl ChatTemplate {
                 && insertion.text.matches(NOTE).count() == 1
                 && insertion.text.trim() != NOTE
         });
-        // Whether the system message follows the opening of an assistant turn at the end of the prompt; the
-        // model would then continue the system message.
+        // Whether the message follows the opening of an assistant turn at the end of the prompt; the model
+        // would then continue the message.
         let is_last = trial.index == trial.messages.len();
         let ends_prompt = is_last && after.starts_with(&before);
         is_message && !ends_prompt && render(Some(note("user"))).as_ref() != Some(&after)

@@ -157,6 +157,12 @@ impl ChatTemplate {
         self.select(None, has_tools).is_ok_and(|template| template.has_variable(name))
     }
 
+    /// Whether developer messages of conversations with or without tools keep their role, because the template
+    /// shows them; otherwise they become system messages.
+    pub fn takes_developer(&self, has_tools: bool) -> bool {
+        self.select(None, has_tools).is_ok_and(|template| template.takes_developer(has_tools))
+    }
+
     /// Whether `name` is the name of one of several templates of the model.
     pub fn has_named(&self, name: &str) -> bool {
         self.templates.len() > 1 && self.templates.contains_key(name)

@@ -55,6 +55,11 @@ impl AnalysedTemplate {
         self.capabilities(has_tools).shows_calls
     }
 
+    /// Whether developer messages keep their role. `has_tools`: the conversation defines tools.
+    pub(super) fn takes_developer(&self, has_tools: bool) -> bool {
+        self.capabilities(has_tools).system_for_developer().is_none()
+    }
+
     fn capabilities(&self, has_tools: bool) -> &TemplateCapabilities {
         if has_tools { &self.with_tools } else { &self.plain }
     }

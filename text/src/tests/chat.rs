@@ -216,8 +216,8 @@ fn templates_are_found_in_the_folder() {
 /// Templates of published models treat a system message that is not the first message in different ways.
 #[test]
 fn templates_that_show_inline_system_messages_are_recognised() {
-    let shows = |template: &str| compile(template).1.shows_inline_system();
-    assert!(shows(CHATML));
+    let shows = |template: &str| compile(template).1.shows_inline("system");
+    assert!(shows(CHATML) && compile(CHATML).1.shows_inline("developer"));
     let prompt = "{% if add_generation_prompt %}<assistant>{% endif %}";
     let others = "{% if m.role != 'system' %}<{{ m.role }}>{{ m.content }}{% endif %}";
     let hidden = format!("{{% for m in messages %}}{others}{{% endfor %}}{prompt}");
