@@ -18,6 +18,12 @@ use grammar::{GrammarSpec, JsonWhitespace, OutputConstraint};
 use serde_json::Value;
 use text::ChatInput;
 
+/// Maximum number of messages, as in Anthropic's API. The number of JSON values of a body has a lower limit.
+const MESSAGES_MAX: usize = 100_000;
+/// Limits of stop sequences: number of bytes, and number of sequences. Anthropic's API documents none.
+const STOP_BYTES_MAX: usize = 1_024;
+const STOPS_MAX: usize = 128;
+
 /// Parsed parameters that determine the prompt, the tools and the output constraint.
 pub(super) struct AnthropicPromptParams {
     pub(super) input: ChatInput,
@@ -75,7 +81,7 @@ pub(super) fn take(
     let Some(max_tokens) = fields.int("max_tokens", 1..=i64::from(u32::MAX))? else {
         return Err(ApiError::invalid("max_tokens", "is missing"));
     };
-    let stops = fields.strings("stop_sequences", 256, 16)?;
+    let stops = fields.strings("stop_sequences", STOP_BYTES_MAX, STOPS_MAX)?;
     let params = AnthropicPromptParams::take(fields, app, serving)?;
     params.check_compaction(serving)?;
     let AnthropicPromptParams { input, tools, thinking, format, context_edits, .. } = params;
@@ -103,8 +109,11 @@ fn constrained_params(
     serving: &ServingContext,
     format: Option<OutputConstraint>,
 ) -> Result<CompletionParams, ApiError> {
+    // The range of Anthropic's API; that of OpenAI's API is wider.
+    let temperature = fields.float("temperature", 0.0..=1.0, false)?;
     let mut params =
         CompletionParams::take(fields, &serving.field_bounds, &serving.sampling_defaults)?;
+    params.sampling.temperature = temperature.unwrap_or(params.sampling.temperature);
     params.check_single()?;
     params.add_constraint(format)?;
     Ok(params)
@@ -139,7 +148,7 @@ impl AnthropicPromptParams {
         if let Some(system) = fields.take("system") {
             converter.system("system", system)?;
         }
-        converter.messages(messages::list(fields, "messages")?)?;
+        converter.messages(messages::list(fields, "messages", MESSAGES_MAX)?)?;
         let conversation = converter.finish(|| app.shows_inline_system(serving));
         // If the last message is an assistant message, the output continues it.
         let continues = conversation.can_be_continued();

@@ -203,7 +203,9 @@ fn errors_have_anthropic_shape() {
         (json!({"thinking": {"type": "disabled", "budget_tokens": 9}}), "thinking.budget_tokens"),
         (json!({"tools": [{"type": "bash", "name": "bash"}]}), "tools[0].type"),
         (json!({"tool_choice": {"type": "tool", "name": "other"}}), "tool_choice"),
-        (json!({"temperature": 7}), "temperature"),
+        (json!({"temperature": 1.1}), "temperature"),
+        (json!({"stop_sequences": vec!["x"; 129]}), "stop_sequences"),
+        (json!({"stop_sequences": ["x".repeat(1_025)]}), "stop_sequences[0]"),
         (json!({"n": 2}), "n"),
         (json!({"thread": {"type": "create"}}), "thread"),
         (json!({"output_config": {"effort": "utmost"}}), "output_config.effort"),
@@ -226,6 +228,26 @@ fn errors_have_anthropic_shape() {
         (unknown.status, &unknown.json()["error"]["type"]),
         (404, &json!("not_found_error"))
     );
+}
+
+/// The limits of Anthropic's API are not those of OpenAI's API.
+#[test]
+fn limits_are_those_of_anthropic() {
+    let server = start();
+    let mut client = HttpClient::connect(server.address);
+    let turn = |index: usize| json!({"role": if index % 2 == 0 { "user" } else { "assistant" }, "content": "a"});
+    let messages = |count: usize| (0..count).map(turn).collect::<Value>();
+    let many = client.post("/v1/messages/count_tokens", &json!({"messages": messages(5_001)}));
+    assert_eq!(many.status, 200, "{}", many.json());
+    assert!(many.json()["input_tokens"].as_u64().unwrap() > 5_000);
+    let too_many = client.post(PATH, &body(&json!({"messages": messages(100_001)})));
+    assert_eq!(too_many.status, 400);
+    let mut stops: Vec<String> = (0..127).map(|index| format!("stop{index}")).collect();
+    stops.push("look".to_owned());
+    let stopped = client.post(PATH, &body(&json!({"stop_sequences": stops, "temperature": 1})));
+    assert_eq!(stopped.json()["stop_sequence"], "look");
+    let chat = json!({"messages": messages(1), "temperature": 2, "max_tokens": 1});
+    assert_eq!(client.post("/v1/chat/completions", &chat).status, 200);
 }
 
 #[test]

@@ -94,7 +94,17 @@ fn messages() -> Vec<CostlyBody> {
     let path = "/v1/messages";
     let run = json!({"messages": user("x".repeat(BODY_BYTES)), "max_tokens": 1});
     let tools = json!({"messages": user("a"), "tools": [tool], "max_tokens": 1});
+    let turn = |index: usize| {
+        let role = if index.is_multiple_of(2) { "user" } else { "assistant" };
+        json!({"role": role, "content": "a"})
+    };
+    let turns: Vec<Value> = (0..80_000).map(turn).collect();
+    let turns = json!({"messages": turns, "max_tokens": 1});
+    let stops = vec!["z".repeat(1_024); 128];
+    let stops = json!({"messages": user("a"), "stop_sequences": stops, "max_tokens": 16});
     vec![
+        costly("short messages", path, 200, &[400, 429], turns),
+        costly("stop sequences", path, 400, &[200], stops),
         costly("a run", path, 30, &[400], run),
         costly("tools of small objects", path, 1_000, &[200, 400, 429], tools),
     ]

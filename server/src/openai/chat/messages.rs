@@ -88,17 +88,21 @@ pub(crate) fn tool_call_count(messages: &Value) -> u32 {
 }
 
 fn messages(fields: &mut RequestFields) -> Result<Value, ApiError> {
-    let list = list(fields, "messages")?;
+    let list = list(fields, "messages", MESSAGES_MAX)?;
     let one_message = |(index, value)| chat_message::parse(format!("messages[{index}]"), value);
     list.into_iter().enumerate().map(one_message).collect()
 }
 
-/// Returns the list in field `name` (the messages), whose entries are not parsed yet.
-pub(crate) fn list(fields: &mut RequestFields, name: &str) -> Result<Vec<JsonValue>, ApiError> {
+/// Returns the list in field `name` (the messages), which has 1 to `len_max` entries that are not parsed yet.
+pub(crate) fn list(
+    fields: &mut RequestFields,
+    name: &str,
+    len_max: usize,
+) -> Result<Vec<JsonValue>, ApiError> {
     match fields.required(name)? {
-        JsonValue::List(list) if (1..=MESSAGES_MAX).contains(&list.len()) => Ok(list),
+        JsonValue::List(list) if (1..=len_max).contains(&list.len()) => Ok(list),
         JsonValue::List(list) => {
-            let message = format!("must have 1 to {MESSAGES_MAX} entries, got {}", list.len());
+            let message = format!("must have 1 to {len_max} entries, got {}", list.len());
             Err(ApiError::invalid(fields.path(name), message))
         }
         other => Err(wrong_type(fields.path(name), "a list of objects", &other)),
