@@ -149,6 +149,8 @@ pub struct ServingContext {
     pub metrics: Arc<ServerMetrics>,
     /// KV event publishers, by replica; empty if KV events are off.
     pub kv_event_sources: Vec<Arc<KvEventPublisherInfo>>,
+    /// Device names of the executors, in the order of their ranks.
+    pub devices: Vec<String>,
     /// Reply of `/server_info`: the configuration in force, without secrets.
     pub info: Value,
 }

@@ -3,6 +3,7 @@
 
 use super::api_error::ApiError;
 use super::app::AppState;
+use super::openai::endpoint::unix_time;
 use super::query_parameters::{ExtractedQuery, QueryParameter, query_parameters};
 use axum::Json;
 use axum::extract::State;
@@ -69,6 +70,12 @@ pub(crate) struct LoadsResponse {
     /// Time at which the loads were read, in RFC 3339.
     timestamp: String,
     version: &'static str,
+    /// First served model name.
+    model: String,
+    /// Device names of the executors, in the order of their ranks.
+    devices: Vec<String>,
+    /// Seconds since the model was loaded.
+    uptime_s: u64,
     dp_rank_count: usize,
     loads: Vec<ReplicaLoadEntry>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -118,6 +125,9 @@ pub(crate) async fn loads(
     Ok(Json(LoadsResponse {
         timestamp: strftime(RFC_3339, SystemTime::now()),
         version: env!("CARGO_PKG_VERSION"),
+        model: serving.card.names.first().to_owned(),
+        devices: serving.devices.clone(),
+        uptime_s: unix_time().saturating_sub(serving.card.created),
         dp_rank_count: replicas,
         loads,
         steps: query.steps.then(|| metrics.steps.ring.newest(STEPS_SHOWN)),

@@ -286,6 +286,7 @@ impl TestServer {
             pool_tokens: u64::from(setup.blocks * BLOCK_TOKENS),
             metrics,
             kv_event_sources: self.publishers.iter().map(|p| Arc::clone(p.source())).collect(),
+            devices: startup.devices.clone(),
             info: serde_json::json!({"version": "test"}),
         });
         self.host = Some(host);

@@ -55,6 +55,8 @@ pub struct StartupReport {
     pub phases: Vec<(&'static str, Duration)>,
     /// Digests of the loaded weights, including those of previous starts.
     pub weights: WeightsDigestBaseline,
+    /// Device names of the executors, in the order of their ranks.
+    pub devices: Vec<String>,
 }
 
 /// Parameters of an executor start: timeouts, expected hello values and weight digests.

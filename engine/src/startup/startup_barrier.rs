@@ -26,6 +26,8 @@ pub(super) struct ExecutorStartState {
     /// Time of the executor's last progress.
     progressed_at: Instant,
     finished_phases: Vec<(&'static str, Duration)>,
+    /// Device name in the hello message; empty before this message.
+    device: String,
     /// Whether the executor has loaded its weights and reported their digests.
     loaded: bool,
     memory: Option<WarmUpReport>,
@@ -45,6 +47,7 @@ impl ExecutorStartState {
             entered: now,
             progressed_at: now,
             finished_phases,
+            device: String::new(),
             loaded: false,
             memory,
             ready,
@@ -143,6 +146,7 @@ impl StartupBarrier {
             ExecutorEvent::Hello(hello) => {
                 check_hello(&hello, rank, self.start.expected)?;
                 rank.enter_phase(StartupPhase::Device.name());
+                rank.device = hello.device;
                 Ok(())
             }
             ExecutorEvent::Fault { text, .. } => {
@@ -228,7 +232,8 @@ impl StartupBarrier {
         let seconds = self.started_at.elapsed().as_secs_f64();
         tracing::info!("executor ready after {seconds:.2} s: {}", phase_texts.join(", "));
         let weights = self.start.weights.clone();
-        Ok(Some(StartupReport { memory, ready, phases, weights }))
+        let devices = self.ranks.iter().map(|rank| rank.device.clone()).collect();
+        Ok(Some(StartupReport { memory, ready, phases, weights, devices }))
     }
 
     /// Checks the start-up timeouts of all executors.

@@ -68,6 +68,7 @@ pub(super) fn serving_context(
         block_tokens: if args.engine.enable_prefix_caching { block_tokens } else { 0 },
         metrics,
         kv_event_sources: Vec::new(),
+        devices: startup.devices.clone(),
         info: serde_json::Value::Null,
     })
 }

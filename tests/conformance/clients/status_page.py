@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """The status page at `/` in a real headless Chromium, driven over WebDriver.
 
-It must show running requests, refresh itself, load nothing from other hosts, report when the server is
+It must show model, device, uptime and running requests, refresh itself, load nothing from other hosts, report when the server is
 unreachable, and recover afterwards.
 """
 
@@ -124,6 +124,11 @@ def look_at_load(page):
     page.until("rows of steps", "document.querySelectorAll('#steps tr td').length > 8")
     page.until("a share of the cache", "parseFloat(document.getElementById('kv').innerText) > 0")
     page.until("tokens per second", "parseFloat(document.getElementById('rate').innerText) > 0")
+    top, half = (float(page.text(name).replace(",", "")) for name in ("rate-top", "rate-half"))
+    assert top == 2 * half and top >= 1, f"the scale ends at {top}, its middle is {half}"
+    assert page.text("model") == "hadron-demo", page.text("model")
+    assert page.text("devices").startswith("cpu"), page.text("devices")
+    assert page.text("uptime").endswith((" s", " min")), page.text("uptime")
     page.picture(ROOT / "target" / "conformance" / "status_page.png")
 
 

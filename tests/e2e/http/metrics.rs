@@ -223,6 +223,8 @@ fn loads_route_reports_running_requests() {
         (&idle["dp_rank_count"], &idle["loads"][0]["num_total_reqs"]),
         (&json!(1), &json!(0))
     );
+    assert_eq!((&idle["model"], &idle["devices"]), (&json!("tiny"), &json!(["hash model"])));
+    assert!(idle["uptime_s"].as_u64().is_some(), "{idle}");
     let mut client = HttpClient::connect(server.address);
     client.send("POST", "/v1/completions", "", body.to_string().as_bytes());
     assert_eq!(client.read_head().unwrap().status, 200);

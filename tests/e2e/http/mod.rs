@@ -54,6 +54,7 @@ mod sglang_routes;
 mod signals;
 mod spans;
 mod spec_decode;
+mod status_page;
 mod stored_items;
 mod strict_tools;
 mod structured_outputs;
