@@ -4,7 +4,50 @@
 //! name (`rope_scaling.factor`) is the path of a nested field. A field that is set to null means what null
 //! means in transformers: it differs from an absent field if the default of the field is not `None`.
 
-use serde_json::{Map, Value, map::Entry};
+use super::json_fields::JsonFields;
+use super::quantization::HF_QUANT_CONFIG_FILE;
+use super::{ModelConfig, ModelConfigError};
+use serde_json::{Map, Value, json, map::Entry};
+use std::path::Path;
+
+const QUANTIZATION: &str = "quantization_config";
+
+impl ModelConfig {
+    /// Returns the fields of `config.json` of the folder `dir` after applying `overrides`; without this file,
+    /// the fields that the overrides set.
+    pub fn fields_with(
+        dir: &Path,
+        overrides: &Map<String, Value>,
+    ) -> Result<Map<String, Value>, ModelConfigError> {
+        let path = dir.join("config.json");
+        let fields =
+            if path.exists() { JsonFields::read(&path)? } else { JsonFields::absent(&path) };
+        Ok(fields.with(overrides).into_map())
+    }
+}
+
+/// Returns the field `quantization_config` with the contents of `hf_quant_config.json` in the folder `dir` if
+/// `overrides` apply to it; empty otherwise. `fields` are the fields of `config.json`, which take precedence.
+pub(super) fn quantization_of_file(
+    fields: &JsonFields,
+    dir: &Path,
+    overrides: &Map<String, Value>,
+) -> Result<Map<String, Value>, ModelConfigError> {
+    let is_override = |(name, value): (&String, &Value)| {
+        name.split('.').next() == Some(QUANTIZATION) && !value.is_null()
+    };
+    let path = dir.join(HF_QUANT_CONFIG_FILE);
+    if fields.value(QUANTIZATION).is_some() || !overrides.iter().any(is_override) || !path.exists()
+    {
+        return Ok(Map::new());
+    }
+    let Some(object) = JsonFields::read(&path)?.object("quantization")? else {
+        return Ok(Map::new());
+    };
+    let mut quantization = object.into_map();
+    quantization.insert("quant_method".to_owned(), json!("modelopt"));
+    Ok(Map::from_iter([(QUANTIZATION.to_owned(), Value::Object(quantization))]))
+}
 
 /// Applies the overrides `overrides` to the fields `members` of a configuration.
 pub(super) fn apply_overrides(members: &mut Map<String, Value>, overrides: &Map<String, Value>) {
@@ -65,6 +108,16 @@ mod tests {
             "sliding_window": null,
         });
         assert_eq!(config, expected);
+    }
+
+    #[test]
+    fn fields_of_a_folder_are_overridden() {
+        let dir = tempfile::tempdir().unwrap();
+        let overrides = json!({"eos_token_id": [7]});
+        let fields = || ModelConfig::fields_with(dir.path(), overrides.as_object().unwrap());
+        assert_eq!(Value::Object(fields().unwrap()), overrides);
+        std::fs::write(dir.path().join("config.json"), r#"{"eos_token_id": 1, "x": 2}"#).unwrap();
+        assert_eq!(Value::Object(fields().unwrap()), json!({"eos_token_id": [7], "x": 2}));
     }
 
     #[test]

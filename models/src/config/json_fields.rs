@@ -47,6 +47,11 @@ impl JsonFields {
         self
     }
 
+    /// Returns all fields.
+    pub(crate) fn into_map(self) -> Map<String, Value> {
+        self.map
+    }
+
     /// Creates an object without fields, used if the optional file `path` does not exist.
     pub(crate) fn absent(path: &Path) -> Self {
         let (prefix, map) = (String::new(), Map::new());

@@ -239,10 +239,13 @@ impl ModelConfig {
     ) -> Result<Self, ModelConfigError> {
         let generation = GenerationConfig::read(dir)?;
         let fields = json_fields::JsonFields::read(&dir.join("config.json"))?;
-        let fields = fields.with(overrides);
+        let moved = config_overrides::quantization_of_file(&fields, dir, overrides)?;
+        let fields = fields.with(&moved).with(overrides);
         let mut config = parse_config::config(&fields, generation)?;
-        let own = config.quantization.take();
-        config.quantization = QuantizationConfig::or_hf_quant_config(own, &fields, dir)?;
+        if moved.is_empty() {
+            let own = config.quantization.take();
+            config.quantization = QuantizationConfig::or_hf_quant_config(own, &fields, dir)?;
+        }
         Ok(config)
     }
 

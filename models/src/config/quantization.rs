@@ -16,6 +16,9 @@ use super::{ModelArchitecture, ModelConfigError};
 use std::collections::BTreeSet;
 use std::path::Path;
 
+/// File with the quantisation of older ModelOpt checkpoints.
+pub(super) const HF_QUANT_CONFIG_FILE: &str = "hf_quant_config.json";
+
 /// Number of rows and of columns of the weight blocks that have one scale each, in block-quantised
 /// checkpoints.
 const BLOCK: usize = 128;
@@ -158,7 +161,7 @@ impl QuantizationConfig {
         fields: &JsonFields,
         dir: &Path,
     ) -> Result<Option<Self>, ModelConfigError> {
-        let path = dir.join("hf_quant_config.json");
+        let path = dir.join(HF_QUANT_CONFIG_FILE);
         if !path.exists() {
             return Ok(own);
         }

@@ -115,6 +115,14 @@ fn modelopt_is_read_from_both_files() {
     assert_eq!(channels.of_layer(&[Q]).unwrap().scales, Channels);
     let error = from_dir(json!({"quantization_config": config})).unwrap_err();
     assert!(error.contains("quantization.quant_algo`") && error.contains("disagrees"), "{error}");
+    // Overrides are merged into the contents of the file.
+    let overrides = json!({"quantization_config.exclude_modules": ["*.q_proj"],
+        "quantization_config": {"quant_algo": "FP8"}});
+    fs::write(dir.path().join("config.json"), qwen3().to_string()).unwrap();
+    let overridden = ModelConfig::from_dir_with(dir.path(), overrides.as_object().unwrap());
+    let found = overridden.unwrap().quantization.unwrap();
+    assert_eq!((found.of_layer(&[Q]).unwrap().scales, found.ignores(Q)), (Tensor, true));
+    assert!(!found.ignores("lm_head"));
     write(json!("W4A8_AWQ"));
     let error = from_dir(json!({})).unwrap_err();
     assert!(error.contains("hf_quant_config.json: field `quantization.quant_algo`"), "{error}");

@@ -29,6 +29,7 @@ mod memory_limit;
 mod metrics;
 mod metrics_coverage;
 mod mla;
+mod model_overrides;
 mod nan_weights;
 pub(crate) mod nodes;
 mod openapi;

@@ -16,6 +16,9 @@ use serde_json::Value;
 use std::collections::BTreeSet;
 use std::path::Path;
 
+/// File with the fields of the model's architecture; the tokenizer reads its EOS ids, class and model type.
+const MODEL_CONFIG_FILE: &str = "config.json";
+
 /// Maximum number of EOS token ids.
 const EOS_MAX: usize = 64;
 
@@ -113,12 +116,16 @@ fn tokens_by_id(inner: &tokenizers::Tokenizer) -> Result<Vec<Option<VocabularySt
 }
 
 /// Returns the EOS token ids: `own`, the EOS id of the tokenizer, then the ids of `generation_config.json`
-/// and `config.json`.
-fn eos_ids(dir: &Path, own: Option<Token>) -> Result<Vec<Token>, TextLoadError> {
+/// and those of `model_config`, the fields of `config.json`.
+fn eos_ids(
+    dir: &Path,
+    own: Option<Token>,
+    model_config: &Value,
+) -> Result<Vec<Token>, TextLoadError> {
     let mut ids: Vec<Token> = own.into_iter().collect();
-    for name in ["generation_config.json", "config.json"] {
-        let path = dir.join(name);
-        let Some(json) = read_json(&path)? else { continue };
+    let path = dir.join("generation_config.json");
+    let generation_config = read_json(&path)?.unwrap_or(Value::Null);
+    for (path, json) in [(path, &generation_config), (dir.join(MODEL_CONFIG_FILE), model_config)] {
         let invalid = |reason: &str| TextLoadError::Invalid {
             path: path.clone(),
             reason: format!("eos_token_id: {reason}"),
@@ -147,9 +154,17 @@ impl Tokenizer {
     ///
     /// Errors: a file is missing or invalid; the error names the file and the cause.
     pub fn load(dir: &Path) -> Result<Self, TextLoadError> {
+        let model_config = read_json(&dir.join(MODEL_CONFIG_FILE))?.unwrap_or(Value::Null);
+        Self::load_with(dir, &model_config)
+    }
+
+    /// Loads a tokenizer as `load` does, with the fields `model_config` in place of those of `config.json`.
+    ///
+    /// Errors: a file is missing or invalid; the error names the file and the cause.
+    pub fn load_with(dir: &Path, model_config: &Value) -> Result<Self, TextLoadError> {
         let mut declared = DeclaredSpecialTokens::read(dir)?;
         let TokenizerDefinition { path, json, bytes } =
-            TokenizerDefinition::read(dir, &mut declared)?;
+            TokenizerDefinition::read(dir, model_config, &mut declared)?;
         let invalid = |reason: String| TextLoadError::Invalid { path: path.clone(), reason };
         let file = path.file_name().unwrap_or_default().to_string_lossy();
         let inner = catch_panic(LIBRARY_NAME, || read_by_library(&bytes, &declared, &file));
@@ -172,7 +187,7 @@ impl Tokenizer {
         let added_tokens = AddedTokenMatcher::new(&inner).map_err(invalid)?;
         let id = |text: &str| inner.token_to_id(text);
         let bos = declared.role("bos_token").and_then(id);
-        let eos_ids = eos_ids(dir, declared.role("eos_token").and_then(id))?;
+        let eos_ids = eos_ids(dir, declared.role("eos_token").and_then(id), model_config)?;
         let DeclaredSpecialTokens { config, roles: special_tokens, .. } = declared;
         let llama = config["tokenizer_class"].as_str().is_some_and(|c| c.starts_with("Llama"));
         let add_bos = if llama { config["add_bos_token"].as_bool() } else { None };

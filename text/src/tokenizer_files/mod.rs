@@ -59,11 +59,12 @@ struct ConversionContext<'a> {
 
 impl TokenizerDefinition {
     /// Reads the first of `TOKENIZER_FILES` that exists in `dir`, and adds the roles that its tokenizer class
-    /// defines to `declared`.
+    /// defines to `declared`. `model_config`: the fields of `config.json`.
     ///
     /// Errors: no such file exists; the file is invalid, or cannot be converted exactly.
     pub(super) fn read(
         dir: &Path,
+        model_config: &Value,
         declared: &mut DeclaredSpecialTokens,
     ) -> Result<Self, TextLoadError> {
         for name in TOKENIZER_FILES {
@@ -76,7 +77,7 @@ impl TokenizerDefinition {
                 })?;
                 return Ok(Self { path, json, bytes });
             }
-            let class = tokenizer_class::read(dir, &declared.config)?;
+            let class = tokenizer_class::of(&declared.config, model_config);
             let mut context = ConversionContext { dir, class, declared };
             let json = context.convert(name, &bytes);
             let bytes =

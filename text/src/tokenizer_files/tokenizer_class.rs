@@ -1,9 +1,6 @@
 //! Tokenizer class of a model folder, which determines how its tokenizer file is converted.
 
-use crate::error::TextLoadError;
-use crate::tokenizer::read_json;
 use serde_json::Value;
-use std::path::Path;
 
 /// Generic classes of transformers, which do not identify the tokenizer.
 const GENERIC_CLASSES: [&str; 3] =
@@ -11,17 +8,16 @@ const GENERIC_CLASSES: [&str; 3] =
 
 /// Returns the name of the tokenizer class without the suffix `Fast`: `tokenizer_class` of
 /// `tokenizer_config.json` or `config.json`, or else the class that transformers uses for the `model_type`.
-pub(super) fn read(dir: &Path, tokenizer_config: &Value) -> Result<Option<String>, TextLoadError> {
-    let config = read_json(&dir.join("config.json"))?.unwrap_or(Value::Null);
-    let declared = [tokenizer_config, &config]
+pub(super) fn of(tokenizer_config: &Value, model_config: &Value) -> Option<String> {
+    let declared = [tokenizer_config, model_config]
         .into_iter()
         .filter_map(|config| config["tokenizer_class"].as_str())
         .find(|class| !GENERIC_CLASSES.contains(class));
     if let Some(class) = declared {
-        return Ok(Some(class.strip_suffix("Fast").unwrap_or(class).to_owned()));
+        return Some(class.strip_suffix("Fast").unwrap_or(class).to_owned());
     }
-    let class = config["model_type"].as_str().and_then(class_of_model_type);
-    Ok(class.map(str::to_owned))
+    let class = model_config["model_type"].as_str().and_then(class_of_model_type);
+    class.map(str::to_owned)
 }
 
 fn class_of_model_type(model_type: &str) -> Option<&'static str> {
