@@ -1,4 +1,4 @@
-//! Log lines about requests: the access log line, and rejections, whose log lines are rate-limited.
+//! Log lines about requests: the access log line, rejections, whose log lines are rate-limited, and the throughput.
 
 use super::server_process::{ServerProcess, command};
 use crate::http_client::{HttpClient, get, post};
@@ -99,4 +99,24 @@ fn rejections_are_logged_with_their_reason_and_a_limit() {
     let invalid = lines.iter().find(|line| line.contains("invalid_value")).unwrap();
     assert!(invalid.contains("WARN") && invalid.contains("n: must be"), "{invalid}");
     assert!(lines_with(&log, "request finished").is_empty(), "access lines are off by default");
+}
+
+#[test]
+fn throughput_is_logged_unless_disabled() {
+    let requests = |address| {
+        let body = json!({"prompt": "What is", "max_tokens": 4, "ignore_eos": true});
+        assert_eq!(post(address, "/v1/completions", &body).status, 200);
+        std::thread::sleep(server::THROUGHPUT_INTERVAL + Duration::from_secs(2));
+    };
+    let (log, without) = std::thread::scope(|scope| {
+        let log = scope.spawn(|| log_of(&[], requests));
+        let without = log_of(&["--disable-log-stats"], requests);
+        (log.join().unwrap(), without)
+    });
+    let lines = lines_with(&log, "throughput");
+    assert_eq!(lines.len(), 1, "{log:?}");
+    for field in ["replica=0", "prompt_tokens_per_s=", "generation_tokens_per_s=0.", "running=0"] {
+        assert!(lines[0].contains(field), "{field}: {}", lines[0]);
+    }
+    assert_eq!(lines_with(&without, "throughput").len(), 0, "{without:?}");
 }
