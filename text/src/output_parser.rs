@@ -4,7 +4,7 @@
 //! amount of text held back is bounded.
 
 use super::detokenizer::Detokenizer;
-use super::harmony::{self, HarmonyParser};
+use super::harmony::HarmonyParser;
 use super::output_pieces::{OutputPieceWriter, OutputPieces};
 use super::reasoning::{
     OutputSection, ReasoningFamily, ReasoningParserOptions, ReasoningSplitter, ReasoningStart,
@@ -38,12 +38,7 @@ impl OutputParserConfig {
         reasoning: Option<ReasoningFamily>,
         tokenizer: &Tokenizer,
     ) -> Self {
-        let reasoning_markers = reasoning.map(ReasoningFamily::all_markers).unwrap_or_default();
-        let mut reasoning_markers: Vec<&str> =
-            reasoning_markers.iter().flat_map(|markers| [markers.open, markers.close]).collect();
-        if reasoning == Some(ReasoningFamily::Harmony) {
-            reasoning_markers.extend(harmony::MARKERS);
-        }
+        let reasoning_markers = reasoning.map(ReasoningFamily::special_tokens).unwrap_or_default();
         let call_markers = calls.map(ToolCallSyntax::special_markers).unwrap_or_default();
         let id = |marker: &&str| tokenizer.token_id(marker);
         Self {

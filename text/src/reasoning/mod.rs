@@ -7,6 +7,7 @@
 mod reader;
 mod splitter;
 
+use super::harmony;
 pub use reader::TokenReasoningTracker;
 pub(super) use reader::TrackedSections;
 pub(super) use splitter::{OutputSection, ReasoningSplitter};
@@ -28,6 +29,8 @@ pub enum ReasoningFamily {
     /// Same as `Qwen3`, with sentences as markers: `Here is my thought process:` and `Here is my response:`,
     /// or the same sentences with `Here's`.
     Granite,
+    /// Same as `Qwen3`, with the markers `<|channel>thought` with a line break and `<channel|>`.
+    Gemma4,
     /// The messages in the channel `analysis` (gpt-oss). Such messages may also follow content.
     Harmony,
 }
@@ -67,6 +70,7 @@ impl ReasoningFamily {
         ("qwen3", Self::Qwen3),
         ("deepseek_r1", Self::DeepSeekR1),
         ("deepseek_v3", Self::DeepSeekV3),
+        ("gemma4", Self::Gemma4),
         ("glm45", Self::Qwen3),
         ("glm47", Self::Qwen3),
         ("kimi_k2", Self::DeepSeekR1),
@@ -104,11 +108,25 @@ impl ReasoningFamily {
                     close: "Here's my response:",
                 },
             ],
+            Self::Gemma4 => {
+                &[ReasoningMarkers { open: "<|channel>thought\n", close: "<channel|>" }]
+            }
             Self::Harmony => &[ReasoningMarkers {
                 open: "<|channel|>analysis<|message|>",
                 close: "<|end|><|start|>assistant",
             }],
         }
+    }
+
+    /// Returns the special tokens of which the markers consist.
+    pub(super) fn special_tokens(self) -> Vec<&'static str> {
+        let markers = self.all_markers().iter().flat_map(|markers| [markers.open, markers.close]);
+        let parts: &[&str] = match self {
+            Self::Gemma4 => &["<|channel>"],
+            Self::Harmony => &harmony::MARKERS,
+            _ => &[],
+        };
+        markers.chain(parts.iter().copied()).collect()
     }
 
     /// Returns the text that ends the reasoning and begins the answer, if reasoning may begin again after the
@@ -133,8 +151,10 @@ impl ReasoningFamily {
     /// Returns the reasoning state at the start of an output; `prompt_tail` is the end of the rendered
     /// prompt.
     pub fn start_after_prompt(self, prompt_tail: &str) -> ReasoningStart {
-        let prompt_tail = prompt_tail.trim_end();
-        if self.last_open(prompt_tail) == Some(prompt_tail.len()) {
+        let is_open = |tail: &str| self.last_open(tail) == Some(tail.len());
+        // The marker may end with white space.
+        let (whole_tail, prompt_tail) = (prompt_tail, prompt_tail.trim_end());
+        if is_open(whole_tail) || is_open(prompt_tail) {
             return ReasoningStart::Inside;
         }
         if self == Self::Harmony {

@@ -1,9 +1,12 @@
 //! Outputs of every tool call syntax that are cut at each position: into two chunks, which must not change the
 //! result, and at their end, which must lose no text.
 
-use super::output_parsers::{parser, run};
+use super::output_parsers::{parser, parser_with, reasoning_families, run};
 use super::output_properties::{OUTPUT_FRAGMENTS, check_sources, lossless_syntaxes, valid_output};
-use crate::{OutputPiece, ReasoningStart, ToolCallSyntax};
+use crate::{
+    OutputParser, OutputPiece, ReasoningFamily, ReasoningParserOptions, ReasoningStart,
+    ToolCallSyntax,
+};
 use proptest::prelude::*;
 
 /// Maximum length of a random output in bytes. The time of a test grows with the square of the length.
@@ -17,14 +20,38 @@ fn cuts(text: &str) -> impl Iterator<Item = usize> {
 /// Checks that no cut of an output into two chunks changes its pieces.
 fn check_chunks(
     syntax: ToolCallSyntax,
-    start: Option<ReasoningStart>,
+    reasoning: Option<ReasoningParserOptions>,
     text: &str,
 ) -> Result<(), TestCaseError> {
-    let whole = run(parser(syntax, start, u32::MAX), [text]);
+    let whole = run(parser_with(syntax, reasoning, u32::MAX), [text]);
     for at in cuts(text) {
         let (head, tail) = text.split_at(at);
-        let parts = run(parser(syntax, start, u32::MAX), [head, tail]);
-        prop_assert_eq!(&parts, &whole, "{:?}: {:?} | {:?}", syntax, head, tail);
+        let parts = run(parser_with(syntax, reasoning, u32::MAX), [head, tail]);
+        prop_assert_eq!(&parts, &whole, "{:?} {:?}: {:?} | {:?}", syntax, reasoning, head, tail);
+    }
+    Ok(())
+}
+
+/// Checks that reasoning and content of an output without calls that ends at any position are the output, except
+/// for the markers of the family and the white space around them. A marker that the end cuts is text.
+fn check_sections(family: ReasoningFamily, text: &str) -> Result<(), TestCaseError> {
+    let options = ReasoningParserOptions { family, start: ReasoningStart::AtMarker };
+    for at in cuts(text) {
+        let output = &text[..at];
+        let pieces = run(OutputParser::new(Some(options), None), [output]);
+        let mut parsed = String::new();
+        for piece in pieces.iter() {
+            match piece {
+                OutputPiece::Content(text) | OutputPiece::Reasoning(text) => parsed += text,
+                other => return Err(TestCaseError::fail(format!("{other:?} in {output:?}"))),
+            }
+        }
+        let markers = family.all_markers().iter().flat_map(|one| [one.open, one.close]);
+        let mut expected = output.to_owned();
+        for marker in markers {
+            expected = expected.replacen(marker, "", 1);
+        }
+        prop_assert_eq!(parsed, expected, "{:?}: {:?}", family, output);
     }
     Ok(())
 }
@@ -64,12 +91,36 @@ fn valid_outputs_are_lossless_at_every_cut() {
     for &syntax in ToolCallSyntax::ALL {
         let text = valid_output(syntax);
         check_chunks(syntax, None, &text).unwrap();
-        check_chunks(syntax, Some(ReasoningStart::AtMarker), &text).unwrap();
+        for family in reasoning_families() {
+            let start = ReasoningStart::AtMarker;
+            check_chunks(syntax, Some(ReasoningParserOptions { family, start }), &text).unwrap();
+        }
     }
     for syntax in lossless_syntaxes() {
         check_ends(syntax, &valid_output(syntax)).unwrap();
     }
     check_lines(&valid_output(ToolCallSyntax::Harmony)).unwrap();
+}
+
+/// Harmony is excluded: its parser drops all headers.
+#[test]
+fn reasoning_of_every_family_is_lossless_at_every_cut() {
+    for family in reasoning_families() {
+        for markers in family.all_markers() {
+            let text = format!("{}I think ö <\n{}The answer [.", markers.open, markers.close);
+            let harmony = "<|channel|>analysis<|message|>I think<|end|><|start|>assistant\
+                <|channel|>final<|message|>The answer";
+            let is_harmony = family == ReasoningFamily::Harmony;
+            let text = if is_harmony { harmony } else { &text };
+            for start in [ReasoningStart::AtMarker, ReasoningStart::Inside, ReasoningStart::After] {
+                let options = ReasoningParserOptions { family, start };
+                check_chunks(ToolCallSyntax::Hermes, Some(options), text).unwrap();
+            }
+            if !is_harmony {
+                check_sections(family, text).unwrap();
+            }
+        }
+    }
 }
 
 proptest! {
@@ -79,6 +130,7 @@ proptest! {
     fn random_outputs_are_lossless_at_every_cut(
         fragments in prop::collection::vec(prop::sample::select(OUTPUT_FRAGMENTS), 0..24),
         syntax in prop::sample::select(ToolCallSyntax::ALL),
+        family in prop::sample::select(reasoning_families()),
     ) {
         let mut text = String::new();
         for fragment in fragments {
@@ -87,7 +139,9 @@ proptest! {
             }
         }
         check_chunks(syntax, None, &text)?;
-        check_chunks(syntax, Some(ReasoningStart::Inside), &text)?;
+        for start in [ReasoningStart::AtMarker, ReasoningStart::Inside] {
+            check_chunks(syntax, Some(ReasoningParserOptions { family, start }), &text)?;
+        }
         if syntax == ToolCallSyntax::Harmony {
             check_lines(&text)?;
         } else {

@@ -24,6 +24,17 @@ pub(super) fn tools() -> Arc<[ToolDefinition]> {
         .into()
 }
 
+/// Returns each reasoning family that `--reasoning-parser` selects.
+pub(super) fn reasoning_families() -> Vec<ReasoningFamily> {
+    let mut families: Vec<ReasoningFamily> = Vec::new();
+    for (_, family) in ReasoningFamily::NAMES {
+        if !families.contains(family) {
+            families.push(*family);
+        }
+    }
+    families
+}
+
 pub(super) fn parser(
     syntax: ToolCallSyntax,
     reasoning: Option<ReasoningStart>,
@@ -31,6 +42,14 @@ pub(super) fn parser(
 ) -> OutputParser {
     let family = ReasoningFamily::Qwen3;
     let reasoning = reasoning.map(|start| ReasoningParserOptions { family, start });
+    parser_with(syntax, reasoning, max_calls)
+}
+
+pub(super) fn parser_with(
+    syntax: ToolCallSyntax,
+    reasoning: Option<ReasoningParserOptions>,
+    max_calls: u32,
+) -> OutputParser {
     let (tools, enforcement) = (&tools(), CallEnforcement::None);
     let options = ToolCallParserOptions { syntax, tools, max_calls, enforcement };
     OutputParser::new(reasoning, Some(options))

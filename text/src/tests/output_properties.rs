@@ -3,8 +3,8 @@
 
 mod valid_outputs;
 
-use super::output_parsers::{parser, run};
-use crate::{OutputPiece, OutputPieces, ReasoningStart, ToolCallSyntax};
+use super::output_parsers::{parser, parser_with, reasoning_families, run};
+use crate::{OutputPiece, OutputPieces, ReasoningParserOptions, ReasoningStart, ToolCallSyntax};
 use proptest::prelude::*;
 pub(super) use valid_outputs::valid_output;
 
@@ -12,6 +12,14 @@ pub(super) use valid_outputs::valid_output;
 pub(super) const OUTPUT_FRAGMENTS: &[&str] = &[
     "<think>",
     "</think>",
+    "<seed:think>",
+    "</seed:think>",
+    "<|channel>thought\n",
+    "<channel|>",
+    "[THINK]",
+    "[/THINK]",
+    "Here is my thought process:",
+    "Here's my response:",
     "<tool_call>",
     "</tool_call>",
     "<function=",
@@ -129,22 +137,24 @@ proptest! {
         cuts in prop::collection::vec(any::<prop::sample::Index>(), 0..20),
         syntax in 0..ToolCallSyntax::ALL.len(),
         start in 0..4_usize,
+        family in prop::sample::select(reasoning_families()),
         max_calls in 1..3_u32,
     ) {
         let text: String = fragments.into_iter().map(|i| OUTPUT_FRAGMENTS[i]).collect();
         let text = expanded(&text);
         let starts = [ReasoningStart::AtMarker, ReasoningStart::Inside, ReasoningStart::After].map(Some);
         let start = [&starts[..], &[None]].concat()[start];
+        let reasoning = start.map(|start| ReasoningParserOptions { family, start });
         let syntax = ToolCallSyntax::ALL[syntax];
-        let whole = run(parser(syntax, start, max_calls), [text.as_str()]);
+        let whole = run(parser_with(syntax, reasoning, max_calls), [text.as_str()]);
         let mut cuts: Vec<usize> = cuts.into_iter().map(|cut| cut.index(text.len() + 1)).collect();
         cuts.extend([0, text.len()]);
         cuts.retain(|&cut| text.is_char_boundary(cut));
         cuts.sort_unstable();
         let parts = cuts.windows(2).map(|pair| &text[pair[0]..pair[1]]);
-        prop_assert_eq!(&whole, &run(parser(syntax, start, max_calls), parts));
+        prop_assert_eq!(&whole, &run(parser_with(syntax, reasoning, max_calls), parts));
         let one_by_one = text.char_indices().map(|(at, c)| &text[at..at + c.len_utf8()]);
-        prop_assert_eq!(&whole, &run(parser(syntax, start, max_calls), one_by_one));
+        prop_assert_eq!(&whole, &run(parser_with(syntax, reasoning, max_calls), one_by_one));
         check_calls(&whole, &text)?;
     }
 }

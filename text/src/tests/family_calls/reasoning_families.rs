@@ -29,6 +29,9 @@ fn reasoning_markers_depend_on_the_family() {
     let granite = "Here is my thought process: a\n\nHere's my response: b";
     assert_eq!(of("granite", "", granite), "( a\n\n) b");
     assert_eq!(of("granite", "", "Here's my answer: b"), "Here's my answer: b");
+    assert_eq!(of("gemma4", "<|turn>model\n", "<|channel>thought\na\n<channel|>b"), "(a\n)b");
+    assert_eq!(of("gemma4", "<|turn>model\n<|channel>thought\n", "a<channel|>b"), "(a)b");
+    assert_eq!(of("gemma4", "<|channel>thought\n<channel|>", "b"), "b");
     assert_eq!(of("glm45", "<|assistant|>\n", "<think>a</think>b"), "(a)b");
     assert_eq!(of("glm47", "<|assistant|></think>", "b"), "b");
     assert_eq!(of("kimi_k2", "", "a</think>b"), "(a)b");
