@@ -5,6 +5,7 @@ use super::auth::ApiKeys;
 use super::conversations::ConversationStore;
 use super::cors::CorsConfig;
 use super::model_names::ServedModelNames;
+use super::openai::SpecDecodeMetricsOptions;
 use super::openai::chat::ReasoningFieldNames;
 use super::openai::generation::draining;
 use super::openai::params::{FieldBounds, SamplingDefaults};
@@ -58,6 +59,8 @@ pub struct ServerOptions {
     pub tokenizer_info: bool,
     /// Value of `owned_by` in `/v1/models`.
     pub owned_by: String,
+    /// Statistics of draft tokens in replies; `None` = replies have none.
+    pub spec_decode_metrics: Option<SpecDecodeMetricsOptions>,
     /// Whether the executors can record profiler traces.
     pub profile: bool,
     /// API keys of clients and operators.
@@ -90,6 +93,7 @@ impl Default for ServerOptions {
             reasoning_field: ReasoningFieldNames::Both,
             tokenizer_info: false,
             owned_by: "vllm".to_owned(),
+            spec_decode_metrics: None,
             profile: false,
             api_keys: ApiKeys::default(),
             log_requests: false,

@@ -4,7 +4,6 @@
 use super::api_error::ApiError;
 use super::openai::choice::{ChoiceDelta, ChoiceFinishReason, StopMatch};
 use super::openai::generation::RequestGeneration;
-use super::openai::usage::UsageInfo;
 use bytes::{BufMut, Bytes, BytesMut};
 use http_body::{Body, Frame};
 use std::convert::Infallible;
@@ -30,7 +29,7 @@ pub(crate) trait SseEventWriter: Send + Unpin {
     );
 
     /// Appends the SSE events after the last delta.
-    fn end(&mut self, usage: &UsageInfo, out: &mut BytesMut);
+    fn end(&mut self, generation: &RequestGeneration, out: &mut BytesMut);
 
     /// Appends the SSE event of an error that occurred after the first byte of the reply was sent.
     fn fail(&mut self, error: &ApiError, out: &mut BytesMut) {
@@ -95,7 +94,7 @@ impl<W: SseEventWriter> SseBody<W> {
         }
         match self.generation.take_request_error() {
             Some(error) => writer.fail(&error, out),
-            None => writer.end(&self.generation.usage(), out),
+            None => writer.end(&self.generation, out),
         }
         out.put_slice(writer.stream_terminator());
         self.state = SseBodyState::Done;

@@ -64,7 +64,7 @@ pub use log::{LogArgs, LogFormat};
 pub use metrics::MetricsArgs;
 pub use model::{DtypeArg, LoadFormatArg, ModelArgs};
 pub use pooling::{ConvertArg, PoolerConfigArg, PoolingArgs, PoolingTypeArg, RunnerArg};
-pub use speculation::SpeculationArgs;
+pub use speculation::{SpecDecodeMetricsArg, SpeculationArgs};
 pub use units::{ByteSize, DurationArg, MaxModelLenArg};
 
 /// Parsed command line, as clap derives it.

@@ -1,6 +1,6 @@
 //! Flags of speculative decoding: `--speculative-config JSON` with the keys of vLLM, or two equivalent flags.
 
-use clap::Args;
+use clap::{Args, ValueEnum};
 use executor::MTP_DRAFTS_MAX;
 use protocol::{DraftAcceptanceRule, SpeculativeConfig, SpeculativeMethod};
 use serde::Deserialize;
@@ -45,12 +45,31 @@ pub struct SpeculationArgs {
     /// checkpoint
     #[arg(long, alias = "method", default_value = "none")]
     spec_method: String,
+    /// Statistics of draft tokens in `metrics.speculative_decoding` of replies with one choice
+    #[arg(long, default_value = "none", value_name = "LEVEL")]
+    per_request_spec_decode_metrics: SpecDecodeMetricsArg,
     /// Draft tokens per step [default: 1]
     #[arg(long, alias = "num-speculative-tokens", value_name = "COUNT")]
     spec_tokens: Option<u8>,
 }
 
+/// Level of detail of the statistics of draft tokens in replies.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum SpecDecodeMetricsArg {
+    /// No statistics
+    None,
+    /// Sums, rates and a histogram
+    Summary,
+    /// Also the counts of each step
+    Detailed,
+}
+
 impl SpeculationArgs {
+    /// Returns the level of detail of the statistics of draft tokens in replies.
+    pub fn reply_metrics(&self) -> SpecDecodeMetricsArg {
+        self.per_request_spec_decode_metrics
+    }
+
     /// Returns the speculative decoding settings; `None` = disabled.
     pub fn speculation(&self) -> Option<SpeculativeConfig> {
         if let Some(config) = &self.speculative_config {
@@ -87,6 +106,10 @@ impl SpeculationArgs {
         let has_method = self.spec_method != "none";
         if self.speculative_config.is_some() && (has_method || self.spec_tokens.is_some()) {
             return rejected("--speculative-config: excludes --spec-method and --spec-tokens");
+        }
+        let has_metrics = self.per_request_spec_decode_metrics != SpecDecodeMetricsArg::None;
+        if has_metrics && self.speculation().is_none() {
+            return rejected("--per-request-spec-decode-metrics: needs --speculative-config");
         }
         if !has_method && self.spec_tokens.is_some() {
             return rejected("--spec-tokens: needs --spec-method");

@@ -7,7 +7,6 @@ use super::reply::{AnthropicReplyFormatter, AnthropicUsage, ContentBlock, stop, 
 use crate::api_error::ApiError;
 use crate::openai::choice::{ChoiceDelta, ChoiceFinishReason};
 use crate::openai::generation::RequestGeneration;
-use crate::openai::usage::UsageInfo;
 use crate::sse::SseEventWriter;
 use bytes::{BufMut, BytesMut};
 use serde::Serialize;
@@ -166,12 +165,12 @@ impl SseEventWriter for AnthropicEventWriter {
         }
     }
 
-    fn end(&mut self, usage: &UsageInfo, out: &mut BytesMut) {
+    fn end(&mut self, generation: &RequestGeneration, out: &mut BytesMut) {
         self.close(out);
         let (reason, sequence) = self.end.as_ref().map_or((None, None), stop);
         let delta = json!({"stop_reason": reason, "stop_sequence": sequence});
         let context_management = self.reply.context_edits.as_ref();
-        let usage = usage.into();
+        let usage = (&generation.usage()).into();
         MessageStreamEvent::MessageDelta { delta, usage, context_management }.write(out);
         MessageStreamEvent::MessageStop.write(out);
     }

@@ -3,6 +3,7 @@
 mod request_errors;
 
 use super::choice::{ChoiceDelta, ChoiceFinishReason, ChoiceState};
+use super::spec_decode_metrics::{SpecDecodeMetricsOptions, SpecDecodeStepCounts};
 use super::usage::UsageInfo;
 use crate::access_record::AccessLogRecord;
 use crate::api_error::ApiError;
@@ -50,6 +51,8 @@ pub(crate) struct RequestGeneration {
     access: Option<AccessLogRecord>,
     /// Generation parameters shown in the request's span; `None` if it has no span.
     parameters: Option<Box<SpanGenerationParams>>,
+    /// Counts of draft tokens; `None` if the reply does not contain them.
+    spec_decode: Option<Box<SpecDecodeStepCounts>>,
     stream: RequestEventStream,
     choices: Vec<ChoiceState>,
     n: usize,
@@ -82,6 +85,7 @@ impl RequestGeneration {
             trace,
             access: None,
             parameters: None,
+            spec_decode: None,
             stream,
             choices,
             n,
@@ -113,6 +117,19 @@ impl RequestGeneration {
     /// Sets the parameters shown in the request's span.
     pub(crate) fn set_span_parameters(&mut self, parameters: SpanGenerationParams) {
         self.parameters = Some(Box::new(parameters));
+    }
+
+    /// Counts draft tokens, for `metrics` in the reply.
+    pub(crate) fn count_drafts(&mut self, options: SpecDecodeMetricsOptions) {
+        self.spec_decode = Some(Box::new(SpecDecodeStepCounts::new(options)));
+    }
+
+    /// Returns the member `metrics` of the reply, preceded by a comma; empty if the reply does not contain it.
+    /// As in vLLM, the statistics are null if the request has several choices.
+    pub(crate) fn metrics_member(&self) -> String {
+        let Some(counts) = &self.spec_decode else { return String::new() };
+        let json = if self.choices.len() == 1 { counts.json() } else { "null".to_owned() };
+        format!(",\"metrics\":{{\"speculative_decoding\":{json}}}")
     }
 
     /// Records the tokens and finish reasons of this request in `record`.
@@ -189,6 +206,9 @@ impl RequestGeneration {
         }
         if let Some(access) = &self.access {
             access.record(&event);
+        }
+        if let Some(counts) = &mut self.spec_decode {
+            counts.add(event.drafts);
         }
         if choice.push(event, delta) {
             self.stream.abort_one(index as u32, AbortCause::StopString);

@@ -15,6 +15,7 @@ pub(crate) mod memory_reservation;
 pub(crate) mod params;
 pub(crate) mod pooling_params;
 pub(crate) mod reply_parts;
+pub(crate) mod spec_decode_metrics;
 mod stream_chunk;
 mod structural_tags;
 mod structured_outputs;
@@ -25,3 +26,4 @@ pub(crate) mod usage;
 
 pub use endpoint::unix_time;
 pub use params::{FieldBounds, SamplingDefaults};
+pub use spec_decode_metrics::SpecDecodeMetricsOptions;

@@ -4,7 +4,6 @@
 use super::endpoint::ReplyMetadata;
 use super::generation::RequestGeneration;
 use super::params::StreamOptions;
-use super::usage::UsageInfo;
 use crate::sse::escape;
 use bytes::{BufMut, BytesMut};
 use serde_json::json;
@@ -57,12 +56,13 @@ impl StreamChunkFields {
         out.put_slice(b"}\n\n");
     }
 
-    /// Writes the final chunk with usage and no choices, if usage was requested.
-    pub(super) fn usage(&self, usage: &UsageInfo, out: &mut BytesMut) {
+    /// Writes the final chunk with usage, statistics and no choices, if usage was requested.
+    pub(super) fn usage(&self, generation: &RequestGeneration, out: &mut BytesMut) {
         if self.options.include_usage {
             out.put_slice(&self.head);
             out.put_slice(b"],\"usage\":");
-            usage.write(out);
+            generation.usage().write(out);
+            out.put_slice(generation.metrics_member().as_bytes());
             out.put_slice(b"}\n\n");
         }
     }

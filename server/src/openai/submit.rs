@@ -125,6 +125,9 @@ pub(crate) fn start_generation(
     };
     let mut generation =
         RequestGeneration::new(stream, choices, n, prompt_info, params.stream_interval);
+    if let Some(options) = app.options.spec_decode_metrics {
+        generation.count_drafts(options);
+    }
     if app.options.spans.is_some() {
         generation.set_span_parameters(span_parameters(serving, params));
     }

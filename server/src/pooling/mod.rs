@@ -22,7 +22,6 @@ use super::openai::choice::ChoiceDelta;
 use super::openai::endpoint;
 use super::openai::generation::RequestGeneration;
 use super::openai::params::FieldBounds;
-use super::openai::usage::UsageInfo;
 use super::request_fields::RequestFields;
 use super::sse::SseEventWriter;
 use axum::body::Body;
@@ -83,7 +82,7 @@ impl SseEventWriter for NoStreamWriter {
         match *self {}
     }
 
-    fn end(&mut self, _usage: &UsageInfo, _out: &mut BytesMut) {
+    fn end(&mut self, _generation: &RequestGeneration, _out: &mut BytesMut) {
         match *self {}
     }
 }

@@ -237,7 +237,8 @@ impl SseEventWriter for ResponsesEventWriter {
         }
     }
 
-    fn end(&mut self, usage: &UsageInfo, out: &mut BytesMut) {
+    fn end(&mut self, generation: &RequestGeneration, out: &mut BytesMut) {
+        let usage = &generation.usage();
         let is_incomplete = self.state == ResponseStatus::Incomplete;
         if self.open.is_none() && self.output.is_empty() {
             // A response with an empty output still contains one message item.

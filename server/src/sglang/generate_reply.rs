@@ -11,7 +11,6 @@ use crate::openai::endpoint::{
     EndpointRequest, InferenceEndpoint, SubmittedRequest, ignored_fields,
 };
 use crate::openai::generation::RequestGeneration;
-use crate::openai::usage::UsageInfo;
 use crate::sse::SseEventWriter;
 use axum::body::Body;
 use bytes::{BufMut, BytesMut};
@@ -127,5 +126,5 @@ impl SseEventWriter for GenerateChunkWriter {
         out.put_slice(b"\n\n");
     }
 
-    fn end(&mut self, _usage: &UsageInfo, _out: &mut BytesMut) {}
+    fn end(&mut self, _generation: &RequestGeneration, _out: &mut BytesMut) {}
 }

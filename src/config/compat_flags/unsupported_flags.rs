@@ -115,10 +115,6 @@ pub(crate) const UNSUPPORTED_FLAGS: &[UnsupportedFlags] = &[
     ),
     unsupported("--speculative-config names the draft model", "spec-model"),
     unsupported(
-        "draft tokens are counted over all requests, as vllm:spec_decode_*",
-        "per-request-spec-decode-metrics",
-    ),
-    unsupported(
         "kernels are built in and selected by device and shape",
         "attention-backend attention-config moe-backend linear-backend kernel-config ir-op-priority \
          enable-flashinfer-autotune disable-cascade-attn monokernel use-fp64-gumbel \
@@ -199,6 +195,7 @@ pub(crate) const UNSUPPORTED_FLAGS: &[UnsupportedFlags] = &[
         "trial renderings determine whether the chat template takes content as a string or as parts",
         "chat-template-content-format",
     ),
+    unsupported("replies have the role assistant", "response-role"),
     unsupported(
         "derived from the request and the template",
         "reasoning-effort-map reasoning-config tool-strict-level anthropic-disabled-thinking-effort \

@@ -15,6 +15,7 @@ fn args(json: Option<&str>, method: &str, tokens: Option<u8>) -> SpeculationArgs
         speculative_config: json.map(|json| config(json).unwrap()),
         spec_method: method.to_owned(),
         spec_tokens: tokens,
+        per_request_spec_decode_metrics: SpecDecodeMetricsArg::None,
     }
 }
 

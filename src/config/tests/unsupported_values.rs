@@ -147,6 +147,10 @@ fn unsupported_values_are_rejected_with_reason() {
             "--spec-method eagle: supported methods are ngram, mtp, draft_model and eagle3",
         ),
         ("M --spec-method ngram --spec-tokens 99", "--spec-tokens 99: 1 to 16"),
+        (
+            "M --per-request-spec-decode-metrics summary",
+            "--per-request-spec-decode-metrics: needs --speculative-config",
+        ),
         ("M --tool-call-parser unknown", "hermes, qwen3_coder, qwen3_xml, llama3_json"),
         ("M --model N", "two models"),
         ("M --block-size 0", "--block-size 0"),

@@ -1,10 +1,12 @@
 //! Options of the HTTP server.
 
 use crate::config::{
-    AccessArgs, LogArgs, OverloadHttpStatus, ReasoningFieldArg, ServeArgs, StringListArg,
+    AccessArgs, LogArgs, OverloadHttpStatus, ReasoningFieldArg, ServeArgs, SpecDecodeMetricsArg,
+    SpeculationArgs, StringListArg,
 };
 use anyhow::{Context, Result, bail};
 use hyper::StatusCode;
+use server::openai::SpecDecodeMetricsOptions;
 use server::openai::chat::ReasoningFieldNames;
 use server::{ApiKeys, CorsConfig, RequestSpanExporter, RequestTracer, ServerOptions};
 use tokio::runtime::Handle;
@@ -49,6 +51,7 @@ pub fn options(args: &ServeArgs, runtime: &Handle) -> Result<ServerOptions> {
         },
         tokenizer_info: reply.enable_tokenizer_info_endpoint,
         owned_by: reply.owned_by.clone(),
+        spec_decode_metrics: spec_decode_metrics(&args.speculation),
         profile: args.engine.profile.is_some(),
         starting: match args.nodes.cluster() {
             Some(_) => "waiting for other nodes or loading the model; the log names missing nodes",
@@ -56,6 +59,17 @@ pub fn options(args: &ServeArgs, runtime: &Handle) -> Result<ServerOptions> {
         },
         ..defaults
     })
+}
+
+/// Returns the statistics of draft tokens in replies; `None` = replies have none.
+fn spec_decode_metrics(args: &SpeculationArgs) -> Option<SpecDecodeMetricsOptions> {
+    let draft_tokens = args.speculation()?.draft_tokens;
+    let with_steps = match args.reply_metrics() {
+        SpecDecodeMetricsArg::None => return None,
+        SpecDecodeMetricsArg::Summary => false,
+        SpecDecodeMetricsArg::Detailed => true,
+    };
+    Some(SpecDecodeMetricsOptions { draft_tokens, with_steps })
 }
 
 /// Creates the exporter of spans; `None` = requests have no spans.

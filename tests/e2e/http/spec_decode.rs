@@ -200,6 +200,46 @@ fn usage_counts_draft_tokens() {
     assert_eq!(sums, spec_decode_counts(drafting.address));
 }
 
+/// Sums the numbers in a list.
+fn sum(list: &Value) -> u64 {
+    list.as_array().unwrap().iter().map(|number| number.as_u64().unwrap()).sum()
+}
+
+#[test]
+fn replies_contain_draft_statistics_if_enabled() {
+    let flags = ["--speculative-config", CONFIG, "--per-request-spec-decode-metrics", "detailed"];
+    let server = start(&flags);
+    let mut body = body(1, &json!({"temperature": 0}));
+    let reply = post(server.address, "/v1/completions", &body).json();
+    let statistics = &reply["metrics"]["speculative_decoding"];
+    let details = &reply["usage"]["completion_tokens_details"];
+    assert_eq!(statistics["num_draft_tokens"], details["draft_tokens"], "{reply}");
+    assert_eq!(statistics["num_accepted_draft_tokens"], details["accepted_draft_tokens"]);
+    assert_eq!(statistics["num_spec_tokens"], 4);
+    assert_eq!(json!(sum(&statistics["per_step_drafted"])), details["draft_tokens"]);
+    assert_eq!(json!(sum(&statistics["per_step_accepted"])), details["accepted_draft_tokens"]);
+    let histogram = &statistics["acceptance_histogram"];
+    assert_eq!(histogram.as_array().unwrap().len(), 5);
+    assert_eq!(json!(sum(histogram)), statistics["num_spec_steps"]);
+    assert!(statistics["mean_acceptance_length"].as_f64().unwrap() > 1.0, "{statistics}");
+
+    body["stream"] = json!(true);
+    body["stream_options"] = json!({"include_usage": true});
+    let stream = post(server.address, "/v1/completions", &body).body;
+    let stream = String::from_utf8(stream).unwrap();
+    let chunks = stream.lines().filter_map(|line| line.strip_prefix("data: "));
+    let chunks: Vec<&str> = chunks.filter(|chunk| chunk.contains("\"metrics\"")).collect();
+    assert_eq!(chunks.len(), 1, "{stream}");
+    let last: Value = serde_json::from_str(chunks[0]).unwrap();
+    assert_eq!(last["metrics"]["speculative_decoding"]["num_spec_tokens"], 4, "{last}");
+    assert!(last["usage"]["completion_tokens"].is_u64(), "{last}");
+
+    let messages = json!([{"role": "user", "content": "For beni the price is 178. For beni"}]);
+    let chat = json!({"messages": messages, "max_tokens": 8, "n": 2});
+    let reply = post(server.address, "/v1/chat/completions", &chat).json();
+    assert_eq!(reply["metrics"], json!({"speculative_decoding": null}), "{reply}");
+}
+
 #[test]
 fn spec_decode_changes_no_output_under_preemption() {
     let bodies: Vec<Value> = (0..).zip(rules()).map(|(which, rule)| body(which, &rule)).collect();

@@ -59,12 +59,15 @@ impl InferenceEndpoint for ChatCompletionReplyFormatter {
 
     async fn collect(self, generation: RequestGeneration) -> Result<Body, ApiError> {
         let (choices, generation) = collect(generation).await?;
-        let reply = self.parts(choices, &generation.usage());
+        let mut reply = self.parts(choices, &generation.usage());
+        reply.text.put_slice(generation.metrics_member().as_bytes());
+        reply.text.put_u8(b'}');
         Ok(reply.into_body(generation.into_memory_reservation()))
     }
 }
 
 impl ChatCompletionReplyFormatter {
+    /// Builds the reply without its closing brace.
     fn parts(self, mut choices: Vec<CollectedChoice>, usage: &UsageInfo) -> BufferedReply {
         // All choices have the same prompt, so the prompt log-probabilities are taken from the first choice.
         let prompt = choices.first_mut().map(|choice| mem::take(&mut choice.prompt_logprobs));
@@ -88,7 +91,6 @@ impl ChatCompletionReplyFormatter {
             let buffered = BufferedLogprobs { prompt, ..BufferedLogprobs::default() };
             reply.list(LogprobsFormat::Prompt, &Arc::new(buffered));
         }
-        reply.text.put_u8(b'}');
         reply
     }
 
@@ -229,7 +231,7 @@ mod tests {
                 value["prompt_token_ids"] = json!([1, 2]);
                 value["prompt_logprobs"] = prompt(&reply.tokens, prompt_logprobs);
             }
-            assert_eq!(reply.parts(outputs, &usage).into_text(500), value.to_string());
+            assert_eq!(reply.parts(outputs, &usage).into_text(500) + "}", value.to_string());
         }
     }
 }

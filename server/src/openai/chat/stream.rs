@@ -7,7 +7,6 @@ use crate::openai::choice::ChoiceDelta;
 use crate::openai::generation::RequestGeneration;
 use crate::openai::logprobs::{ChoiceLogprobs, LogprobListWriter, LogprobsFormat};
 use crate::openai::stream_chunk::StreamChunkFields;
-use crate::openai::usage::UsageInfo;
 use crate::sse::{SseEventWriter, escape, write_end};
 use bytes::{BufMut, BytesMut};
 use serde_json::json;
@@ -162,7 +161,7 @@ impl SseEventWriter for ChatChunkWriter {
         self.chunk_fields.close(generation, out);
     }
 
-    fn end(&mut self, usage: &UsageInfo, out: &mut BytesMut) {
-        self.chunk_fields.usage(usage, out);
+    fn end(&mut self, generation: &RequestGeneration, out: &mut BytesMut) {
+        self.chunk_fields.usage(generation, out);
     }
 }

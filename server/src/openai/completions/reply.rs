@@ -56,12 +56,15 @@ impl InferenceEndpoint for CompletionReplyFormatter {
 
     async fn collect(self, generation: RequestGeneration) -> Result<Body, ApiError> {
         let (choices, generation) = collect(generation).await?;
-        let reply = self.parts(choices, &generation.usage());
+        let mut reply = self.parts(choices, &generation.usage());
+        reply.text.put_slice(generation.metrics_member().as_bytes());
+        reply.text.put_u8(b'}');
         Ok(reply.into_body(generation.into_memory_reservation()))
     }
 }
 
 impl CompletionReplyFormatter {
+    /// Builds the reply without its closing brace.
     fn parts(self, choices: Vec<CollectedChoice>, usage: &UsageInfo) -> BufferedReply {
         let mut reply = BufferedReply::new(self.tokens.clone());
         self.head.open("text_completion", &mut reply.text);
@@ -74,7 +77,7 @@ impl CompletionReplyFormatter {
             }
             self.add_choice(index, choice, &mut reply);
         }
-        reply.text.put_slice(b"]}");
+        reply.text.put_u8(b']');
         reply
     }
 
@@ -188,8 +191,8 @@ impl SseEventWriter for CompletionChunkWriter {
         self.chunk_fields.close(generation, out);
     }
 
-    fn end(&mut self, usage: &UsageInfo, out: &mut BytesMut) {
-        self.chunk_fields.usage(usage, out);
+    fn end(&mut self, generation: &RequestGeneration, out: &mut BytesMut) {
+        self.chunk_fields.usage(generation, out);
     }
 }
 
@@ -294,14 +297,14 @@ mod tests {
                 "usage": {"prompt_tokens": 8, "completion_tokens": 8, "total_tokens": 16},
                 "choices": choices,
             });
-            assert_eq!(reply.parts(outputs, &usage).into_text(500), value.to_string());
+            assert_eq!(reply.parts(outputs, &usage).into_text(500) + "}", value.to_string());
         }
     }
 
     #[test]
     fn logprobs_are_null_if_not_requested() {
         let reply = CompletionReplyFormatter { logprobs: false, ..reply(TokenFormat::Text, false) };
-        let text = reply.parts(outputs(1), &UsageInfo::default()).into_text(500);
+        let text = reply.parts(outputs(1), &UsageInfo::default()).into_text(500) + "}";
         let value: Value = serde_json::from_str(&text).unwrap();
         assert_eq!(value["choices"][3]["logprobs"], Value::Null);
         assert_eq!(value.to_string(), text);
