@@ -29,7 +29,9 @@ mod warm_up;
 
 pub use collectives::{CollectiveCall, CollectiveCallState, CollectiveError};
 pub use config::{ExecutorConfig, GPU_LOGPROBS_MAX, KvCacheDtype, KvCacheSize, ModelDtype, source};
-pub use device::gpu::{GpuInventory, LibraryRole, LibrarySearchResult, ListedGpu};
+pub use device::gpu::{
+    GpuInventory, LibraryRole, LibrarySearchResult, ListedGpu, PeerLink, PeerLinkKind,
+};
 pub use device::physical_cores;
 pub use device_environment::DeviceEnvironment;
 pub use error::{BatchError, ExecutorError, TokenBitmaskError};

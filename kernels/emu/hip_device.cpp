@@ -90,6 +90,16 @@ HIP int hipDeviceCanAccessPeer(int* can_access, int index, int peer) {
     *can_access = settings().peer_access;
     return OK;
 }
+// The result codes are those of AMD's runtime. A path over PCIe has two hops: to the host, and to the peer.
+HIP int hipExtGetLinkTypeAndHopCount(int index, int peer, u32* type, u32* hops) {
+    if (!type || !hops || index == peer || index < 0 || peer < 0) return INVALID_VALUE;
+    if (!exists(index) || !exists(peer)) return INVALID_DEVICE;
+    const DeviceLink link = settings().link;
+    if (link == DeviceLink::NONE) return INVALID_HANDLE;
+    *type = (u32)link;
+    *hops = link == DeviceLink::XGMI ? 1 : 2;
+    return OK;
+}
 HIP int hipDeviceEnablePeerAccess(int peer, unsigned flags) {
     Device& d = device();
     int can_access = 0;

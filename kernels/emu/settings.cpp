@@ -83,6 +83,13 @@ static const EmulatedCard* card_named(const char* name) {
     return nullptr;
 }
 
+static DeviceLink link_named(const std::string& name) {
+    if (name == "xgmi") return DeviceLink::XGMI;
+    if (name == "pcie") return DeviceLink::PCIE;
+    if (name != "none") fprintf(stderr, "hipemu: HIPEMU_LINK=%s is neither xgmi, pcie nor none\n", name.c_str());
+    return DeviceLink::NONE;
+}
+
 static EmulatorSettings read() {
     EmulatorSettings s;
     s.card = card_named(text("HIPEMU_CARD", nullptr));
@@ -101,6 +108,7 @@ static EmulatorSettings read() {
     s.counters = text("HIPEMU_COUNTERS", nullptr);
     s.devices = visible_devices((u32)number("HIPEMU_DEVICES", 8));
     s.peer_access = number("HIPEMU_PEER_ACCESS", 1) != 0;
+    s.link = link_named(text("HIPEMU_LINK", "xgmi"));
     s.memory_bytes = number("HIPEMU_MEMORY", s.card ? s.card->memory_bytes : 1ull << 30);
     s.graph_bytes = number("HIPEMU_GRAPH_BYTES", 0);
     s.lazy = (int)number("HIPEMU_LAZY", 0);

@@ -16,6 +16,9 @@ struct EmulatedCard {
     bool integrated;        // GPU and host share one memory
 };
 
+// Kind of the links between the devices, with the numbers of hsa_amd_link_info_type_t.
+enum class DeviceLink : u32 { NONE = 0, PCIE = 2, XGMI = 4 };
+
 struct EmulatorSettings {
     // HIPEMU_SEED (default 0): execution order of waves and lanes (ExecutionOrder in block.h);
     // hipemuSetSeed() changes it.
@@ -50,6 +53,9 @@ struct EmulatorSettings {
     std::vector<int> devices;
     // HIPEMU_PEER_ACCESS (default 1). 0: devices cannot access each other's memory.
     bool peer_access;
+    // HIPEMU_LINK (default xgmi): xgmi, pcie or none, the link between any two devices. none: the runtime
+    // reports no link.
+    DeviceLink link;
     // HIPEMU_MEMORY (default: that of the card, or 1 GiB): memory per device; suffixes K, M, G.
     u64 memory_bytes;
     // HIPEMU_GRAPH_BYTES (default 0): device memory per instantiated graph; suffixes K, M, G.

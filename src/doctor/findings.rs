@@ -1,11 +1,12 @@
-//! Findings: problems that prevent serving on this machine, and problems that make serving slow.
+//! Findings: problems that prevent serving on this machine, problems that make serving slow, and what is not known.
+
+mod architecture;
+mod links;
 
 use super::report::{
     DoctorFinding, DoctorReport, FindingSeverity, GpuReport, GpuVendorReport, HostReport,
 };
 
-/// GPU architectures for which kernels are compiled; the last one is the emulator of the tests.
-const ARCHITECTURES: &[&str] = &["gfx942", "gfx950", "gfx90a", "sm_90a", "emulated"];
 /// Minimum size of `/dev/shm` for RCCL or NCCL between several GPUs, in bytes.
 const SHARED_MEMORY_MIN: u64 = 1 << 30;
 /// Minimum hard limit of open files: one per connection, and those of the server itself.
@@ -68,6 +69,10 @@ impl FindingList {
 
     fn warn(&mut self, what: impl Into<String>, remedy: impl Into<String>) {
         self.add(FindingSeverity::Warning, what, remedy);
+    }
+
+    fn note(&mut self, what: impl Into<String>, remedy: impl Into<String>) {
+        self.add(FindingSeverity::Note, what, remedy);
     }
 }
 
@@ -144,45 +149,18 @@ fn slow_gpus(list: &mut FindingList, vendor: &GpuVendorReport) {
         list.warn(what, "set only one of the variables");
     }
     for gpu in &vendor.devices {
-        slow_gpu(list, vendor, gpu);
+        links::links(list, vendor, gpu);
+        partition(list, gpu);
     }
+    architecture::architectures(list, vendor);
 }
 
-/// Returns the indices of the GPUs to which `gpu` has no peer access, as text.
-fn missing_peers(vendor: &GpuVendorReport, gpu: &GpuReport) -> String {
-    let missing: Vec<String> = vendor
-        .devices
-        .iter()
-        .filter(|peer| peer.index != gpu.index && !gpu.peers.contains(&peer.index))
-        .map(|peer| peer.index.to_string())
-        .collect();
-    missing.join(", ")
-}
-
-fn slow_gpu(list: &mut FindingList, vendor: &GpuVendorReport, gpu: &GpuReport) {
-    let GpuReport { index, arch, .. } = gpu;
-    if !ARCHITECTURES.contains(&arch.as_str()) {
-        let what = format!("GPU {index}: no kernel was ever compiled for {arch}.");
-        list.warn(what, "see docs/quickstart.md for supported GPUs");
-    }
-    if gpu.peers.len() < vendor.devices.len() - 1 {
-        let what = format!(
-            "GPU {index} has no peer access to GPU {}: all-reduces between them go through the host.",
-            missing_peers(vendor, gpu)
-        );
-        list.warn(what, "check xGMI or NVLink, and that IOMMU or ACS do not block peer access");
-    }
-    if let Some(link) = gpu.pcie.filter(|link| link.width < link.max_width) {
-        let what = format!(
-            "GPU {index} uses {} of {} PCIe lanes: weights load slowly.",
-            link.width, link.max_width
-        );
-        list.warn(what, "reseat the card, or use another slot");
-    }
+/// Adds a finding if a GPU is a partition of its card.
+fn partition(list: &mut FindingList, gpu: &GpuReport) {
     if let Some(units) = gpu.card_compute_units.filter(|&units| gpu.multiprocessors < units) {
         let what = format!(
-            "GPU {index} has {} of the {units} compute units of its card: it is a partition.",
-            gpu.multiprocessors
+            "GPU {} has {} of the {units} compute units of its card: it is a partition.",
+            gpu.index, gpu.multiprocessors
         );
         list.warn(what, "select the compute partition SPX with amd-smi, unless this is intended");
     }

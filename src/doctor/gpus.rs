@@ -3,11 +3,15 @@
 use std::fs::OpenOptions;
 use std::path::Path;
 
-use executor::{GpuInventory, LibraryRole, LibrarySearchResult, ListedGpu, survey_gpus};
+use executor::{
+    GpuInventory, LibraryRole, LibrarySearchResult, ListedGpu, PeerLink, PeerLinkKind, survey_gpus,
+};
 use protocol::DeviceKind;
 
 use super::host::{numa_node, pcie_link};
-use super::report::{DeviceFileReport, GpuReport, GpuVendorReport, LibraryReport};
+use super::report::{
+    DeviceFileReport, GpuReport, GpuVendorReport, LibraryReport, LinkKindReport, PeerLinkReport,
+};
 use crate::config::{DeviceArg, DoctorArgs, ProcessEnvironment};
 
 /// Describes the GPUs of the vendor that `--device` names; with `auto`, those of all vendors.
@@ -80,9 +84,21 @@ fn gpu(gpu: ListedGpu) -> GpuReport {
         memory_bytes: gpu.total_bytes,
         free_bytes: gpu.free_bytes,
         has_unified_memory: gpu.has_unified_memory,
-        peers: gpu.peers,
+        peers: gpu.links.iter().filter(|link| link.has_access).map(|link| link.peer).collect(),
+        links: gpu.links.iter().map(peer_link).collect(),
         pcie: bus.as_deref().and_then(|bus| pcie_link(root, bus)),
         numa_node: bus.as_deref().and_then(|bus| numa_node(root, bus)),
         pci_bus_id: bus,
     }
+}
+
+fn peer_link(link: &PeerLink) -> PeerLinkReport {
+    let &PeerLink { peer, has_access, hops, performance_rank, kind } = link;
+    let kind = match kind {
+        PeerLinkKind::Xgmi => LinkKindReport::Xgmi,
+        PeerLinkKind::NvLink => LinkKindReport::NvLink,
+        PeerLinkKind::Pcie => LinkKindReport::Pcie,
+        PeerLinkKind::Unknown => LinkKindReport::Unknown,
+    };
+    PeerLinkReport { peer, has_access, kind, hops, performance_rank }
 }

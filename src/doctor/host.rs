@@ -35,9 +35,21 @@ pub(super) fn host(root: &Path) -> HostReport {
 
 /// Describes the PCIe link of the device with the address `bus_id`.
 pub(super) fn pcie_link(root: &Path, bus_id: &str) -> Option<PcieLink> {
-    let lanes =
-        |name: &str| text(root, &format!("sys/bus/pci/devices/{bus_id}/{name}"))?.parse().ok();
-    Some(PcieLink { width: lanes("current_link_width")?, max_width: lanes("max_link_width")? })
+    let read = |name: &str| text(root, &format!("sys/bus/pci/devices/{bus_id}/{name}"));
+    let speed = |name: &str| read(name).as_deref().and_then(transfer_rate);
+    Some(PcieLink {
+        width: read("current_link_width")?.parse().ok()?,
+        max_width: read("max_link_width")?.parse().ok()?,
+        speed_mt_s: speed("current_link_speed"),
+        max_speed_mt_s: speed("max_link_speed"),
+    })
+}
+
+/// Returns a PCIe speed such as `32.0 GT/s PCIe` in million transfers per second; `None` for `Unknown`.
+fn transfer_rate(text: &str) -> Option<u32> {
+    let (number, _) = text.split_once(" GT/s")?;
+    let rate: f64 = number.parse().ok()?;
+    (0.0..1e6).contains(&rate).then(|| (rate * 1e3).round() as u32)
 }
 
 /// Returns the NUMA node of the device with the address `bus_id`; `None` on hosts with one node.
@@ -110,6 +122,8 @@ mod tests {
         write("sys/devices/system/node/possible", "0-1\n");
         write("sys/bus/pci/devices/0000:c1:00.0/current_link_width", "8\n");
         write("sys/bus/pci/devices/0000:c1:00.0/max_link_width", "16\n");
+        write("sys/bus/pci/devices/0000:c1:00.0/current_link_speed", "2.5 GT/s PCIe\n");
+        write("sys/bus/pci/devices/0000:c1:00.0/max_link_speed", "Unknown\n");
         write("sys/bus/pci/devices/0000:c1:00.0/numa_node", "1\n");
         write("sys/bus/pci/devices/0000:c2:00.0/numa_node", "-1\n");
         let host = host(root.path());
@@ -117,11 +131,19 @@ mod tests {
         assert_eq!(host.cpu.as_deref(), Some("AMD EPYC 9654"));
         assert_eq!((host.numa_nodes, host.numa_balancing), (Some(2), Some(true)));
         assert!(host.cores > 0 && host.kernel.is_none() && host.shared_memory.is_none());
-        let link = PcieLink { width: 8, max_width: 16 };
+        let link =
+            PcieLink { width: 8, max_width: 16, speed_mt_s: Some(2500), max_speed_mt_s: None };
         assert_eq!(pcie_link(root.path(), "0000:c1:00.0"), Some(link));
         assert_eq!(pcie_link(root.path(), "0000:c2:00.0"), None);
         let nodes = ["0000:c1:00.0", "0000:c2:00.0"].map(|bus| numa_node(root.path(), bus));
         assert_eq!(nodes, [Some(1), None]);
+    }
+
+    #[test]
+    fn pcie_speeds_are_parsed() {
+        let rates = ["2.5 GT/s PCIe", "32.0 GT/s PCIe", "8 GT/s", "Unknown", "x GT/s", "-1 GT/s"];
+        let expected = [Some(2500), Some(32_000), Some(8000), None, None, None];
+        assert_eq!(rates.map(transfer_rate), expected);
     }
 
     #[test]

@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 
 use super::report::{
     DoctorReport, FindingSeverity, GpuReport, GpuVendorReport, HostReport, KernelCacheReport,
-    LibraryReport,
+    LibraryReport, LinkKindReport, PcieLink, PeerLinkReport,
 };
 
 /// Returns the page.
@@ -19,6 +19,7 @@ pub(super) fn page(report: &DoctorReport) -> String {
         let level = match finding.level {
             FindingSeverity::Error => "ERROR",
             FindingSeverity::Warning => "WARNING",
+            FindingSeverity::Note => "NOTE",
         };
         line(&mut out, &format!("{level}  {} ({})", finding.what, finding.remedy));
     }
@@ -123,14 +124,55 @@ fn gpu(out: &mut String, gpu: &GpuReport) {
     let mut facts =
         vec![format!("{} of {} free{unified}", size(gpu.free_bytes), size(gpu.memory_bytes))];
     facts.extend(gpu.pci_bus_id.as_ref().map(|bus| format!("PCI {bus}")));
-    facts.extend(gpu.pcie.map(|link| format!("{} of {} lanes", link.width, link.max_width)));
+    facts.extend(gpu.pcie.as_ref().map(pcie));
     facts.extend(gpu.numa_node.map(|node| format!("NUMA node {node}")));
-    let peers: Vec<String> = gpu.peers.iter().map(ToString::to_string).collect();
-    facts.push(match peers.as_slice() {
-        [] => "no peer access".to_owned(),
-        peers => format!("peer access to {}", peers.join(" ")),
-    });
+    facts.push(peer_access(&gpu.links));
     line(out, &format!("  {:<13}{}", "", facts.join(", ")));
+}
+
+/// Describes the PCIe link of a GPU. The speed is omitted if it is not known.
+fn pcie(link: &PcieLink) -> String {
+    let lanes = format!("{} of {} lanes", link.width, link.max_width);
+    let gt_s = |speed: u32| f64::from(speed) / 1e3;
+    match (link.speed_mt_s, link.max_speed_mt_s) {
+        (Some(speed), Some(max)) => format!("{lanes} at {} of {} GT/s", gt_s(speed), gt_s(max)),
+        (Some(speed), None) => format!("{lanes} at {} GT/s", gt_s(speed)),
+        (None, _) => lanes,
+    }
+}
+
+/// Lists the GPUs whose memory a GPU can access, grouped by link.
+fn peer_access(links: &[PeerLinkReport]) -> String {
+    let mut groups: Vec<(String, Vec<String>)> = Vec::new();
+    for link in links.iter().filter(|link| link.has_access) {
+        let (about, peer) = (link_text(link), link.peer.to_string());
+        match groups.iter_mut().find(|group| group.0 == about) {
+            Some(group) => group.1.push(peer),
+            None => groups.push((about, vec![peer])),
+        }
+    }
+    let texts = groups.iter().map(|(about, peers)| format!("to {} ({about})", peers.join(" ")));
+    let texts: Vec<String> = texts.collect();
+    if texts.is_empty() {
+        "no peer access".to_owned()
+    } else {
+        format!("peer access {}", texts.join(", "))
+    }
+}
+
+/// Describes a link to another GPU.
+fn link_text(link: &PeerLinkReport) -> String {
+    let kind = match link.kind {
+        LinkKindReport::Xgmi => "xGMI",
+        LinkKindReport::NvLink => "NVLink",
+        LinkKindReport::Pcie => "PCIe",
+        LinkKindReport::Unknown => "unknown link",
+    };
+    match link.hops {
+        Some(1) => format!("{kind}, 1 hop"),
+        Some(hops) => format!("{kind}, {hops} hops"),
+        None => kind.to_owned(),
+    }
 }
 
 /// Returns a number of bytes with a binary unit.
@@ -147,7 +189,39 @@ fn size(bytes: u64) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::size;
+    use super::*;
+
+    #[test]
+    fn peers_are_grouped_by_link() {
+        let link = |peer, kind, hops: Option<u32>| PeerLinkReport {
+            peer,
+            has_access: kind != LinkKindReport::Unknown || hops.is_none(),
+            kind,
+            hops,
+            performance_rank: None,
+        };
+        let (xgmi, pcie) = (LinkKindReport::Xgmi, LinkKindReport::Pcie);
+        let links = [
+            link(1, xgmi, Some(1)),
+            link(2, pcie, Some(2)),
+            link(3, xgmi, Some(1)),
+            link(4, LinkKindReport::Unknown, Some(7)),
+            link(5, LinkKindReport::Unknown, None),
+        ];
+        let text = "peer access to 1 3 (xGMI, 1 hop), to 2 (PCIe, 2 hops), to 5 (unknown link)";
+        assert_eq!(peer_access(&links), text);
+        assert_eq!(peer_access(&links[3..4]), "no peer access");
+    }
+
+    #[test]
+    fn pcie_speed_is_shown_if_known() {
+        let link = |speed_mt_s, max_speed_mt_s| {
+            pcie(&PcieLink { width: 8, max_width: 16, speed_mt_s, max_speed_mt_s })
+        };
+        assert_eq!(link(Some(2500), Some(32_000)), "8 of 16 lanes at 2.5 of 32 GT/s");
+        assert_eq!(link(Some(32_000), None), "8 of 16 lanes at 32 GT/s");
+        assert_eq!(link(None, Some(32_000)), "8 of 16 lanes");
+    }
 
     #[test]
     fn sizes_have_binary_units() {

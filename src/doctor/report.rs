@@ -21,7 +21,7 @@ pub(super) struct DoctorReport {
     pub(super) kernel_cache: Option<KernelCacheReport>,
     /// GPUs and libraries by vendor.
     pub(super) gpus: Vec<GpuVendorReport>,
-    /// Problems that prevent serving or make it slow.
+    /// Problems that prevent serving or make it slow, and what is not known about such a machine.
     pub(super) findings: Vec<DoctorFinding>,
 }
 
@@ -141,12 +141,44 @@ pub(super) struct GpuReport {
     pub(super) has_unified_memory: bool,
     /// Indices of the devices whose memory this GPU can access.
     pub(super) peers: Vec<usize>,
+    /// Links to all other devices of the vendor.
+    pub(super) links: Vec<PeerLinkReport>,
     /// PCI address.
     pub(super) pci_bus_id: Option<String>,
     /// PCIe link to the host.
     pub(super) pcie: Option<PcieLink>,
     /// NUMA node to which the GPU is attached.
     pub(super) numa_node: Option<i32>,
+}
+
+/// Link from a GPU to another GPU.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub(super) struct PeerLinkReport {
+    /// Index of the other GPU.
+    pub(super) peer: usize,
+    /// Whether the GPU can access the memory of the other GPU.
+    pub(super) has_access: bool,
+    /// Kind of the link.
+    pub(super) kind: LinkKindReport,
+    /// Number of hops; `None` if the driver does not report it.
+    pub(super) hops: Option<u32>,
+    /// Performance rank among the links of NVIDIA GPUs, 0 for the fastest kind; `None` if the driver does not
+    /// report it.
+    pub(super) performance_rank: Option<u32>,
+}
+
+/// Kind of a link between GPUs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub(super) enum LinkKindReport {
+    /// xGMI, between AMD GPUs.
+    Xgmi,
+    /// NVLink, between NVIDIA GPUs.
+    NvLink,
+    /// PCIe.
+    Pcie,
+    /// The driver does not report the kind.
+    Unknown,
 }
 
 /// PCIe link of a GPU.
@@ -156,9 +188,13 @@ pub(super) struct PcieLink {
     pub(super) width: u32,
     /// Number of lanes that the GPU has.
     pub(super) max_width: u32,
+    /// Speed per lane in million transfers per second; `None` if it is not known.
+    pub(super) speed_mt_s: Option<u32>,
+    /// Maximum speed per lane of the GPU in million transfers per second; `None` if it is not known.
+    pub(super) max_speed_mt_s: Option<u32>,
 }
 
-/// A problem that prevents serving or makes it slow.
+/// A problem that prevents serving or makes it slow, or something to know about this machine.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub(super) struct DoctorFinding {
     /// Severity.
@@ -177,4 +213,6 @@ pub(super) enum FindingSeverity {
     Error,
     /// The server is slow, or lacks a function.
     Warning,
+    /// Nothing has to be changed.
+    Note,
 }

@@ -2,7 +2,7 @@
 
 use crate::child_watchdog::{CHILD_TIMEOUT, run_within};
 use crate::emulated_gpu;
-use serde_json::Value;
+use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::process::{Command, Output};
 
@@ -98,12 +98,48 @@ fn doctor_describes_emulated_cards_and_what_is_slow() {
     assert_eq!(gpu["peers"], serde_json::json!([0, 2]));
     let warnings = findings(&report, "warning").join("\n");
     assert!(warnings.contains("/no/such/libhipblaslt.so"), "{warnings}");
-    assert!(!warnings.contains("peer access"), "{warnings}");
+    assert!(!warnings.contains("peer access") && !warnings.contains("unsupported"), "{warnings}");
+    let notes = findings(&report, "note").join("\n");
+    assert!(
+        notes.contains("no speed figure of this project was measured on an AMD GPU"),
+        "{notes}"
+    );
 
     let variables = BTreeMap::from([card, ("HIPEMU_DEVICES", "2"), ("HIPEMU_PEER_ACCESS", "0")]);
     let (_, report) = emulated(&libraries, &variables);
     let warnings = findings(&report, "warning").join("\n");
     assert!(warnings.contains("GPU 0 has no peer access to GPU 1"), "{warnings}");
+}
+
+#[test]
+fn doctor_reports_peer_links_of_emulated_cards() {
+    let library = emulated_gpu::library();
+    let libraries = format!("{},,,64", library.to_str().unwrap());
+    let links = |link| {
+        let variables = [("HIPEMU_CARD", "MI300X"), ("HIPEMU_DEVICES", "2"), ("HIPEMU_LINK", link)];
+        let (_, report) = emulated(&libraries, &BTreeMap::from(variables));
+        [0, 1].map(|index| report["gpus"][0]["devices"][index]["links"].clone())
+    };
+    for (link, kind, hops) in
+        [("xgmi", "xgmi", json!(1)), ("pcie", "pcie", json!(2)), ("none", "unknown", Value::Null)]
+    {
+        let expected = [1, 0].map(|peer| {
+            json!([{"peer": peer, "has_access": true, "kind": kind, "hops": hops, "performance_rank": null}])
+        });
+        assert_eq!(links(link), expected, "{link}");
+    }
+}
+
+#[test]
+fn doctor_warns_of_an_untested_architecture() {
+    let library = emulated_gpu::library();
+    let libraries = format!("{},,,64", library.to_str().unwrap());
+    let (can_serve, report) = emulated(&libraries, &BTreeMap::from([("HIPEMU_GFX", "90a")]));
+    let warnings = findings(&report, "warning").join("\n");
+    assert!(
+        can_serve && warnings.contains("kernels compile for gfx90a, but no test"),
+        "{warnings}"
+    );
 }
 
 #[test]
@@ -139,7 +175,7 @@ fn doctor_page_of_an_emulated_card_fits_one_screen() {
         "AMD GPUs (rocm): 2, /dev/kfd ",
         "version 7.0.0",
         "AMD Instinct MI355X, gfx950, 256 compute units of 64 lanes, 160 KiB shared memory, 256 MiB",
-        "peer access to 1",
+        "peer access to 1 (xGMI, 1 hop)",
         "This machine can serve with --device rocm.",
     ] {
         assert!(page.contains(part), "{part}: {page}");

@@ -141,6 +141,12 @@ table! {
         /// Arguments `(result out, device, peer device)`. Returns 1 if the device can access the memory of the
         /// peer device.
         can_access_peer: "hipDeviceCanAccessPeer" "cuDeviceCanAccessPeer" (*mut c_int, c_int, c_int) -> DriverStatus;
+        /// Arguments `(device, peer device, link type out, hop count out)`. Returns the type of the link between
+        /// two devices (see [`link`]) and its number of hops.
+        hip_link: "hipExtGetLinkTypeAndHopCount" "" (c_int, c_int, *mut u32, *mut u32) -> DriverStatus;
+        /// Arguments `(value out, attribute, device, peer device)`. Returns an attribute of the link between two
+        /// devices; see [`link`].
+        cuda_link_attribute: "" "cuDeviceGetP2PAttribute" (*mut c_int, c_int, c_int, c_int) -> DriverStatus;
         /// Arguments `(index of the peer device, flags 0)`. Enables access from the current device to the
         /// memory of the peer device. HIP also exports `hipCtxEnablePeerAccess`, but that function does
         /// nothing.
@@ -282,6 +288,20 @@ pub mod flag {
     pub const CAPTURE_THREAD_LOCAL: c_int = 1;
     /// Function attribute: maximum dynamic shared memory per thread block, in bytes.
     pub const FUNCTION_MAX_DYNAMIC_SHARED: c_int = 8;
+}
+
+/// Types and attributes of links between devices.
+pub mod link {
+    use std::ffi::c_int;
+
+    /// HIP link type (`hsa_amd_link_info_type_t`): PCIe.
+    pub const HIP_PCIE: u32 = 2;
+    /// HIP link type (`hsa_amd_link_info_type_t`): xGMI.
+    pub const HIP_XGMI: u32 = 4;
+    /// CUDA link attribute: performance rank of the link; 0 = the fastest kind.
+    pub const CUDA_PERFORMANCE_RANK: c_int = 1;
+    /// CUDA link attribute: 1 if the link executes all atomic operations natively.
+    pub const CUDA_NATIVE_ATOMICS: c_int = 3;
 }
 
 #[cfg(test)]

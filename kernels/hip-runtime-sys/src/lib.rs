@@ -17,7 +17,7 @@ mod symbol_table;
 
 pub use blaslt::{BlasDataType, BlasLtApi, BlasLtConstants, BlasLtStatus};
 pub use driver::{
-    DeviceAttribute, DriverApi, IpcHandle, LaunchAttribute, LaunchConfig, code, flag,
+    DeviceAttribute, DriverApi, IpcHandle, LaunchAttribute, LaunchConfig, code, flag, link,
 };
 pub use library::{LibraryOpenError, LibrarySearchPaths, SharedLibrary};
 pub use rtc::RtcApi;

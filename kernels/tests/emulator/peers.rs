@@ -1,5 +1,7 @@
 //! Peer access between devices of one process: only `hipDeviceEnablePeerAccess` enables it, as in AMD's runtime.
+//! Links between devices as the runtime reports them.
 
+use device::gpu::{PeerLink, PeerLinkKind};
 use hip_runtime_sys::{DriverStatus, code};
 
 use crate::emulated_gpu;
@@ -58,4 +60,30 @@ fn context_peer_access_enables_nothing() {
     gpu.select();
     assert_eq!(enable_context_peer_access(&peer), code::SUCCESS);
     assert_eq!(write_to_peer(&gpu, &peer), (ILLEGAL_ADDRESS, 0));
+}
+
+#[test]
+fn links_are_checked_and_reported_as_in_amds_runtime() {
+    let gpu = EmulatedGpu::open();
+    let get = gpu.driver.hip_link.unwrap();
+    let (mut number, mut hops) = (0, 0);
+    // SAFETY: the function checks its arguments; pointers that are not null are valid for writes.
+    let mut call = |own, peer| unsafe { get(own, peer, &raw mut number, &raw mut hops) };
+    assert_eq!(call(0, 0), INVALID_VALUE, "a device has no link to itself");
+    assert_eq!(call(0, -1), INVALID_VALUE);
+    assert_eq!(call(0, 99), code::INVALID_DEVICE);
+    assert_eq!(call(0, 1), code::SUCCESS);
+    // SAFETY: the function rejects a null pointer.
+    assert_eq!(unsafe { get(0, 1, std::ptr::null_mut(), &raw mut hops) }, INVALID_VALUE);
+    let link = PeerLink::query(&gpu.driver, 0, 1);
+    assert_eq!((link.kind, link.hops), (PeerLinkKind::Xgmi, Some(1)));
+    assert!(link.has_access && link.performance_rank.is_none());
+}
+
+#[test]
+fn link_is_unknown_without_the_optional_function() {
+    let mut gpu = EmulatedGpu::open();
+    gpu.driver.hip_link = None;
+    let link = PeerLink::query(&gpu.driver, 0, 1);
+    assert_eq!((link.has_access, link.kind, link.hops), (true, PeerLinkKind::Unknown, None));
 }

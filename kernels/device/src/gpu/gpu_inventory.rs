@@ -1,5 +1,5 @@
-//! Inventory of the GPUs of a machine: which libraries are found, which devices the driver lists, and which
-//! devices can access each other's memory. Creating the inventory never fails; errors are part of the result.
+//! Inventory of the GPUs of a machine: which libraries are found, which devices the driver lists, and by which
+//! links they access each other's memory. Creating the inventory never fails; errors are part of the result.
 
 use std::ffi::c_int;
 use std::path::PathBuf;
@@ -11,6 +11,7 @@ use hip_runtime_sys::{
 use super::card::GpuProductSpec;
 use super::config::{GpuConfig, GpuLibraryPaths};
 use super::gpu_runtime::GpuRuntime;
+use super::peer_link::PeerLink;
 
 /// Role of a GPU runtime library.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -70,8 +71,8 @@ pub struct ListedGpu {
     pub card: Option<GpuProductSpec>,
     /// PCI address, such as `0000:c1:00.0`.
     pub pci_bus_id: Option<String>,
-    /// Indices of the devices whose memory this device can access.
-    pub peers: Vec<usize>,
+    /// Links to all other devices of the inventory.
+    pub links: Vec<PeerLink>,
 }
 
 /// GPUs and libraries of one vendor.
@@ -106,7 +107,7 @@ impl GpuInventory {
             if survey.devices.is_empty() && survey.errors.is_empty() {
                 survey.errors.push(no_device_error(driver, config));
             }
-            survey.find_peers(driver);
+            survey.find_links(driver);
         }
         survey
     }
@@ -117,18 +118,12 @@ impl GpuInventory {
         self.libraries.iter().any(|library| library.role == role && library.found.is_ok())
     }
 
-    fn find_peers(&mut self, driver: &DriverApi) {
-        let Some(can_access) = driver.can_access_peer else { return };
+    fn find_links(&mut self, driver: &DriverApi) {
         let indices: Vec<usize> = self.devices.iter().map(|device| device.index).collect();
         for device in &mut self.devices {
-            let accessible = |&peer: &usize| {
-                let mut result: c_int = 0;
-                let own = device.index as c_int;
-                // SAFETY: the output pointer is valid for writes, and both devices exist.
-                let status = unsafe { can_access(&raw mut result, own, peer as c_int) };
-                peer != device.index && status == code::SUCCESS && result != 0
-            };
-            device.peers = indices.iter().copied().filter(accessible).collect();
+            let others = indices.iter().filter(|&&peer| peer != device.index);
+            let link = |&peer: &usize| PeerLink::query(driver, device.index, peer);
+            device.links = others.map(link).collect();
         }
     }
 }
@@ -234,6 +229,6 @@ fn open_device(
         has_unified_memory: properties.has_unified_memory,
         card: GpuProductSpec::of_name(&properties.name).copied(),
         pci_bus_id: runtime.pci_bus_id(),
-        peers: Vec::new(),
+        links: Vec::new(),
     })
 }
