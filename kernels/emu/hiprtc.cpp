@@ -174,12 +174,13 @@ int compile(const TemporaryFolder& folder, const std::string& source, int count,
 
 }  // namespace
 
-// The version encodes the settings that change the compiled code, so that callers can use it as part of a
-// cache key.
+// The version encodes the emulator's sources, of which the name of EMU_FOLDER contains a hash, and the settings
+// that change the compiled code, so that callers can use it as part of a cache key.
 HIP int hiprtcVersion(int* major, int* minor) {
     const EmulatorSettings& s = settings();
+    const u32 sources = (u32)(std::hash<std::string>()(EMU_FOLDER) & 0x7fff);
     *major = s.isa ? 8 : 7;
-    *minor = (int)(s.gfx << 4) | (s.sanitize ? s.sanitize[0] == 't' ? 2 : 1 : 0);
+    *minor = (int)(sources << 16 | s.gfx << 4) | (s.sanitize ? s.sanitize[0] == 't' ? 2 : 1 : 0);
     return RTC_OK;
 }
 

@@ -26,6 +26,7 @@ mod test_server;
 
 mod accuracy;
 mod accuracy_deepseek;
+mod amd_scripts;
 mod attack;
 mod bench_ops;
 mod chaos;

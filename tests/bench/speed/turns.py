@@ -8,8 +8,8 @@ OLD and NEW are folders that `build.sh` has written. Each round runs every case 
 in rounds 1, 3, ..., so that a drift of the machine's speed favours neither. The figure of a build is the median over
 rounds; the ratio is the median of the rounds' ratios. Exits with 1 if a figure is worse by more than --within percent (2), a start by more than 10.
 
-`gpu` serves synthetic weights (`shapes.py`) over HTTP, 1,024 tokens in and 256 out, and loads both builds with NEW's
-`hadron bench serve`. `cpu` times forward passes of a model, the scheduler's step, tokens over SSE on a zero-time device,
+`gpu` serves synthetic weights (`shapes.py`, or the model folders in --shapes) over HTTP, 1,024 tokens in and 256 out, and loads
+both builds with NEW's `hadron bench serve`. `cpu` times forward passes of a model, the scheduler's step, tokens over SSE on a zero-time device,
 and requests with a prefix hit. Both time starts from a checkpoint in the page cache.
 """
 
@@ -97,14 +97,20 @@ def load(new, server, folder, *arguments):
     return levels
 
 
+def config_of(arguments, model):
+    return json.loads((arguments.shapes / model / "config.json").read_text())
+
+
 def start_from_files(build, new, model, arguments, folder):
     """The median of three starts from a checkpoint on disk, which is in the page cache; kernels were compiled before."""
     written = folder / f"{model}-files"
     if not written.exists():
-        run([new / "hadron", "synth", folder / model, written])
+        run([new / "hadron", "synth", arguments.shapes / model, written])
+    length = min(4096, config_of(arguments, model)["max_position_embeddings"])
     ready = []
     for _ in range(4):
-        server = Server(build, [written, "--device", arguments.device, "--max-model-len", "4096"], folder / "log")
+        server = Server(build, [written, "--device", arguments.device, "--max-model-len", str(length), *arguments.serve.split()],
+                        folder / "log")
         ready.append(server.ready_s)
         server.stop()
     return Figure(f"{model}, ready from files", "s", statistics.median(ready[1:]), False, START_WITHIN)
@@ -112,12 +118,14 @@ def start_from_files(build, new, model, arguments, folder):
 
 def gpu_case(build, new, model, arguments, folder):
     """Figures of a GPU server: start-up time, one request at a time, then each level of concurrency."""
-    server = Server(build, [folder / model, "--served-model-name", model, "--load-format", "synth", "--device",
-                            arguments.device, "--max-num-seqs", "256", "--no-enable-prefix-caching"], folder / "log")
+    server = Server(build, [arguments.shapes / model, "--served-model-name", model, "--load-format", "synth", "--device",
+                            arguments.device, "--max-num-seqs", str(arguments.max_num_seqs), "--no-enable-prefix-caching", *arguments.serve.split()],
+                    folder / "log")
     yield Figure(f"{model}, ready", "s", server.ready_s, False, START_WITHIN)
-    shape = ["--input-len", "1024", "--output-len", "256", "--vocab-size", "100000"]
+    ids = min(100_000, config_of(arguments, model)["vocab_size"])
+    shape = ["--input-len", str(arguments.input_len), "--output-len", str(arguments.output_len), "--vocab-size", str(ids)]
     for level in arguments.levels.split(","):
-        count = str(max(12, 2 * int(level)))
+        count = str(arguments.prompts or max(12, 2 * int(level)))
         found = load(new, server, folder, *shape, "--concurrency", level, "--num-prompts", count, "--warmup", "1")[0]
         if level == "1":
             yield Figure(f"{model}, 1 request, time per token", "ms", found["tpot_ms"]["p50"], False)
@@ -194,6 +202,12 @@ def main():
     parser.add_argument("--models", default=GPU_MODELS, help="empty: only starts from files")
     parser.add_argument("--levels", default="1,64,256")
     parser.add_argument("--files", default="qwen3-0.6b", help="shape whose checkpoint is written and started from")
+    parser.add_argument("--shapes", type=pathlib.Path, help="folder of model folders (default: those of shapes.py)")
+    parser.add_argument("--input-len", type=int, default=1024)
+    parser.add_argument("--output-len", type=int, default=256)
+    parser.add_argument("--prompts", type=int, help="requests per level (default: twice the level, at least 12)")
+    parser.add_argument("--max-num-seqs", type=int, default=256)
+    parser.add_argument("--serve", default="", help="further arguments of `hadron serve`")
     parser.add_argument("--device", help="default: cpu or cuda")
     parser.add_argument("--out", type=pathlib.Path)
     arguments = parser.parse_args()
@@ -202,7 +216,9 @@ def main():
     case = {"cpu": cpu, "gpu": gpu}[arguments.kind]
     with tempfile.TemporaryDirectory() as name:
         folder = pathlib.Path(name)
-        run([sys.executable, HERE / "../gpu/shapes.py", folder])
+        if not arguments.shapes:
+            run([sys.executable, HERE / "../gpu/shapes.py", folder])
+            arguments.shapes = folder
         rounds = []
         for number in range(arguments.rounds):
             found = {}
