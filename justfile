@@ -36,6 +36,12 @@ cubins COMMIT:
 amd-isa *ARGS:
     kernels/tests/amd_isa.py --all {{ARGS}}
 
+# Run deploy/first_day_amd.sh with small arguments on the emulated HIP runtime, without a GPU; report: tests/bench/results/cpu/first_day_amd.md.
+first-day-emulated OUT="target/first-day":
+    cargo test -q -p kernels --test emulator peers::
+    deploy/first_day_amd.sh {{OUT}} --emulator "$(ls -t target/tmp/hipemu/*/libhipemu.so | head -n 1)"
+    cp {{OUT}}/report.md tests/bench/results/cpu/first_day_amd.md
+
 # Test every kernel variant under AddressSanitizer and ThreadSanitizer.
 sanitized *TESTS:
     kernels/tests/sanitized.sh --all {{TESTS}}

@@ -95,6 +95,7 @@ golden() { HADRON_GPU_RANKS=$(gpu_count) cargo test "${cargo_profile[@]}" --test
 accuracy() {
     local asked=$out/questions.jsonl url=
     awk '{ print length, $0 }' tests/data/demo/questions.jsonl | sort -n | cut -d ' ' -f 2- | sed -n "1,${questions}p" >"$asked"
+    : >"$out/server.log"
     "$hadron" serve --port 0 --device rocm "${serve[@]}" --kv-cache-memory-bytes 64MiB --max-num-seqs 8 --max-num-batched-tokens 256 \
         >"$out/server.log" 2>&1 &
     server=$!
