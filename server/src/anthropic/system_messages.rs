@@ -54,22 +54,22 @@ impl AnthropicMessageConverter {
         for (index, block) in blocks.into_iter().enumerate() {
             let path = format!("{path}[{index}]");
             if string_member(&block, "type") == Some("tool_addition") {
-                self.tool_addition(RequestFields::nested_in(&self.hints, path, block)?)?;
+                tool_addition(RequestFields::nested_in(&self.hints, path, block)?)?;
             } else {
                 texts.extend(system_block_text(&self.hints, path, block)?);
             }
         }
         Ok((!texts.is_empty()).then(|| texts.join("\n")))
     }
+}
 
-    /// Accepts a `tool_addition` block that references a tool in `tools`. The block has no effect, because
-    /// all tools in `tools` are available from the first message.
-    fn tool_addition(&mut self, mut block: RequestFields) -> Result<(), ApiError> {
-        let tool = block.required("tool")?;
-        if string_member(&tool, "type") != Some("tool_reference") {
-            return Err(unsupported_block(&block, "tools can be defined in tools only"));
-        }
-        block.accept_whole();
-        Ok(())
+/// Accepts a `tool_addition` block that references a tool in `tools`. The block has no effect, because all tools
+/// in `tools` are available from the first message.
+fn tool_addition(mut block: RequestFields) -> Result<(), ApiError> {
+    let tool = block.required("tool")?;
+    if string_member(&tool, "type") != Some("tool_reference") {
+        return Err(unsupported_block(&block, "tools can be defined in tools only"));
     }
+    block.accept_whole();
+    Ok(())
 }
