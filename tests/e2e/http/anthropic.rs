@@ -235,7 +235,7 @@ fn errors_have_anthropic_shape() {
 fn limits_are_those_of_anthropic() {
     let server = start();
     let mut client = HttpClient::connect(server.address);
-    let turn = |index: usize| json!({"role": if index % 2 == 0 { "user" } else { "assistant" }, "content": "a"});
+    let turn = |index: usize| json!({"role": if index.is_multiple_of(2) { "user" } else { "assistant" }, "content": "a"});
     let messages = |count: usize| (0..count).map(turn).collect::<Value>();
     let many = client.post("/v1/messages/count_tokens", &json!({"messages": messages(5_001)}));
     assert_eq!(many.status, 200, "{}", many.json());

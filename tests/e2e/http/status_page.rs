@@ -22,7 +22,9 @@ fn status_page_reads_fields_of_the_loads_route() {
     let page = String::from_utf8(page.body).unwrap();
     let loads = get(server.address, "/v1/loads?include=steps").json();
     let has = |value: &Value, names: &BTreeSet<&str>| {
-        names.iter().for_each(|name| assert!(value.get(name).is_some(), "{name}: {value}"));
+        for name in names {
+            assert!(value.get(name).is_some(), "{name}: {value}");
+        }
     };
     let read = members(&page, "stats.");
     assert!(["model", "devices", "uptime_s"].iter().all(|name| read.contains(name)), "{read:?}");
