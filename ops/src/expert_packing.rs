@@ -109,7 +109,7 @@ impl Ops {
         &self,
         layers: usize,
         routed: ExpertMatrices<'_>,
-        shared: SharedExpertMatrices<'_>,
+        shared: &SharedExpertMatrices<'_>,
         activation: GateActivation,
     ) -> Result<PackedExperts, OpError> {
         let ExpertMatrices { gate_up, down } = &routed;
@@ -128,7 +128,7 @@ impl Ops {
         &self,
         layers: usize,
         routed: ExpertMatrices<'_>,
-        shared: SharedExpertMatrices<'_>,
+        shared: &SharedExpertMatrices<'_>,
         activation: GateActivation,
     ) -> Result<PackedExperts, OpError> {
         let ExpertMatrices { mut gate_up, mut down } = routed;
@@ -142,7 +142,7 @@ impl Ops {
     fn with_separate_shared(
         &self,
         packed: PackedExperts,
-        shared: SharedExpertMatrices<'_>,
+        shared: &SharedExpertMatrices<'_>,
     ) -> Result<PackedExperts, OpError> {
         let [gate, up, down] = shared.mlp;
         let separate = [self.pack_linear(&[gate, up], None)?, self.pack_linear(&[down], None)?];
@@ -206,13 +206,13 @@ mod tests {
             || ExpertMatrices::split(&bytes.each_ref().map(|mlp_bytes| mlp(mlp_bytes, WIDTH)), 1);
         let shared = SharedExpertMatrices { mlp: mlp(&shared_bytes, 2 * WIDTH), count: 2 };
         let activation = GateActivation::Silu;
-        let appended = ops.pack_experts_with_shared(1, routed(), shared, activation).unwrap();
+        let appended = ops.pack_experts_with_shared(1, routed(), &shared, activation).unwrap();
         assert_eq!((appended.len(), appended.shared()), (4, 2));
         let ExpertMatrices { gate_up, down } = routed();
         let plain = ops.pack_experts(0, 1, &gate_up, &down, activation).unwrap();
         assert!(!plain.has_shared_experts());
         let without = output(&ops, &plain);
-        let separate = ops.with_separate_shared(plain, shared).unwrap();
+        let separate = ops.with_separate_shared(plain, &shared).unwrap();
         assert_eq!((separate.len(), separate.shared()), (2, 0));
         assert!(appended.has_shared_experts() && separate.has_shared_experts());
         let (a, b) = (output(&ops, &appended), output(&ops, &separate));

@@ -85,7 +85,7 @@ impl GpuBackend {
         if !in_tiles {
             return Ok([gate_up, down]);
         }
-        Ok([self.tile_mxfp4(gate_up, true)?, self.tile_mxfp4(down, false)?])
+        Ok([self.tile_mxfp4(&gate_up, true)?, self.tile_mxfp4(&down, false)?])
     }
 
     /// Stacks matrices of one shape in MXFP4, whose elements kernels decode to `dtype`; as

@@ -202,7 +202,7 @@ impl GpuBackend {
     /// the layout of dev/mxfp4.h. `gated`: the matrices are gate and up projections, gate rows first.
     pub(super) fn tile_mxfp4(
         &self,
-        group: PackedMatrixGroup,
+        group: &PackedMatrixGroup,
         gated: bool,
     ) -> Result<PackedMatrixGroup, DeviceError> {
         let (n, k, count) = (group.n(), group.k(), group.len());

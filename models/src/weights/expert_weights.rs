@@ -73,7 +73,7 @@ impl Weights<'_> {
             let shared =
                 SharedExpertMatrices { mlp: mlp_matrices(shared)?, count: moe.shared_experts() };
             let routed = matrices(routed, 1)?;
-            ops.pack_experts_with_shared(config.sparse_layers(), routed, shared, moe.activation)
+            ops.pack_experts_with_shared(config.sparse_layers(), routed, &shared, moe.activation)
         };
         pack().map_err(|e| self.device("experts.*", e))
     }
