@@ -6,6 +6,7 @@
 mod deploy;
 mod figures;
 mod graph;
+mod headings;
 mod idioms;
 mod ignored_tests;
 mod lexicon;

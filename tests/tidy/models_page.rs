@@ -38,9 +38,17 @@ const FORMATS: &str = "
 The column `config.json` names the `quant_method` of `quantization_config`; `hf_quant_config.json` of ModelOpt is read as well. `compressed-tensors` may have several
 groups, which select layers by name, regular expression or the class `Linear`. Scales of activations are dynamic, or static (`activation_scheme: static`, `dynamic: false`);
 static ones need weights with one scale, or with one per output channel. Of the static scales of a layer's experts, stored separately or in one tensor, the largest is used. Dynamic scales of weights with one scale are computed per token, or per 128 inputs of a token where cuBLASLt multiplies by block scales. GPUs quantise activations of more than 16 tokens; fewer tokens, most
-experts on NVIDIA GPUs, and the CPU multiply by dequantised weights. An FP8 KV cache (`--kv-cache-dtype fp8`) uses the stored scales `k_scale` and `v_scale` (twice these on MI300X, whose FP8 numbers end at 240):
+experts on NVIDIA GPUs, and the CPU multiply by dequantised weights.
+
+### Scales of the KV cache
+
+An FP8 KV cache (`--kv-cache-dtype fp8`) uses the stored scales `k_scale` and `v_scale` (twice these on MI300X, whose FP8 numbers end at 240):
 one of each per layer, or one per KV head. The output projection includes the value scales; if they differ between heads, its static activation scales become dynamic, and weights with
-one scale per output channel, or with heads that are not a multiple of 128 channels, are dequantised on GPUs. Not read, and rejected with the name of the field: other algorithms of ModelOpt (`NVFP4`, `W4A16_AWQ`, …), also of a single layer in `quantized_layers`; GPTQ, AWQ, bitsandbytes and GGUF.
+one scale per output channel, or with heads that are not a multiple of 128 channels, are dequantised on GPUs.
+
+### Formats that are rejected
+
+Rejected with the name of the field: other algorithms of ModelOpt (`NVFP4`, `W4A16_AWQ`, …), also of a single layer in `quantized_layers`; GPTQ, AWQ, bitsandbytes and GGUF.
 
 ### Kernels of attention
 
