@@ -1,14 +1,75 @@
-//! Checks that `docs/reliability.md` has a table row for each fault, incident and figure, and that the tests
-//! named in these rows exist.
+//! Checks that `docs/reliability.json` has a row for each fault, incident and goal, that the tests named in these rows
+//! exist, and that the tables of `docs/reliability.md` have these rows.
+//!
+//! `UPDATE_EXPECT=1 cargo test --test tidy reliability` writes the tables.
 
-use crate::source_tree::read_file;
+use crate::source_tree::{read_file, root};
+use expect_test::expect_file;
+use serde::Deserialize;
 use std::collections::BTreeSet;
 
-/// Returns the cells of each table row in `page` whose first cell is `name`.
-fn rows<'a>(page: &'a str, name: &str) -> Vec<Vec<&'a str>> {
-    let cells = |line: &'a str| line.trim_matches('|').split('|').map(str::trim).collect();
-    let lines = page.lines().filter(|line| line.starts_with('|'));
-    lines.map(cells).filter(|cells: &Vec<&str>| cells[0] == name).collect()
+/// Row of a table: a fault, an incident of another engine or a goal.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct LedgerRow {
+    name: String,
+    subject: String,
+    /// Guarantee, rule or command.
+    guarantee: String,
+    /// Tests, `path::name` in code quotes, and their marks.
+    tests: Vec<String>,
+    measured: String,
+}
+
+/// Rows of all tables.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct ReliabilityLedger {
+    faults: Vec<LedgerRow>,
+    incidents: Vec<LedgerRow>,
+    goals: Vec<LedgerRow>,
+}
+
+impl ReliabilityLedger {
+    fn load() -> Self {
+        serde_json::from_str(&read_file("docs/reliability.json")).unwrap()
+    }
+
+    /// Returns the rows of the table below a heading; `None` if the table has other rows.
+    fn table(&self, heading: &str) -> Option<&[LedgerRow]> {
+        match heading {
+            "Faults" => Some(&self.faults),
+            "Incidents of other engines" => Some(&self.incidents),
+            "Goals" => Some(&self.goals),
+            _ => None,
+        }
+    }
+
+    /// Returns `page` with the rows of the ledger in its tables.
+    fn rendered(&self, page: &str) -> String {
+        let mut lines = Vec::new();
+        let mut table = None;
+        for line in page.lines() {
+            if let Some(heading) = line.strip_prefix("## ") {
+                table = self.table(heading);
+            }
+            let is_row = line.starts_with('|') && table.is_some();
+            if !is_row || line.starts_with("|--") || line.contains(" | tests | ") {
+                lines.push(line.to_owned());
+            }
+            if let Some(rows) = table.filter(|_| line.starts_with("|--")) {
+                lines.extend(rows.iter().map(LedgerRow::line));
+            }
+        }
+        lines.join("\n") + "\n"
+    }
+}
+
+impl LedgerRow {
+    fn line(&self) -> String {
+        let Self { name, subject, guarantee, tests, measured } = self;
+        format!("| {name} | {subject} | {guarantee} | {} | {measured} |", tests.join(", "))
+    }
 }
 
 /// Returns file path and name of every test in a cell, which are written as `path::name`.
@@ -29,29 +90,34 @@ fn is_test(text: &str, name: &str) -> bool {
 
 #[test]
 fn every_reliability_row_names_existing_tests() {
-    let page = read_file("docs/reliability.md");
-    let faults = (1..=52).map(|n| format!("F{n}"));
-    let incidents = (1..=22).map(|n| n.to_string());
-    let counters = (1..=19).map(|n| format!("G{n}"));
+    let ledger = ReliabilityLedger::load();
+    let names = |rows: &[LedgerRow]| rows.iter().map(|row| row.name.clone()).collect::<Vec<_>>();
+    let expected = |prefix: &str, count| -> Vec<String> {
+        (1..=count).map(|n| format!("{prefix}{n}")).collect()
+    };
+    assert_eq!(names(&ledger.faults), expected("F", 52));
+    assert_eq!(names(&ledger.incidents), expected("", 22));
+    assert_eq!(names(&ledger.goals), expected("G", 19));
     let mut wrong = Vec::new();
-    for name in faults.chain(incidents).chain(counters) {
-        let [row] = &rows(&page, &name)[..] else {
-            wrong.push(format!("{name}: not one row"));
-            continue;
-        };
-        let named = row.get(3).map(|cell| tests(cell)).unwrap_or_default();
-        if row.len() != 5 || named.is_empty() {
-            wrong.push(format!("{name}: {} cells, {} tests", row.len(), named.len()));
+    for row in ledger.faults.iter().chain(&ledger.incidents).chain(&ledger.goals) {
+        let named: BTreeSet<_> = row.tests.iter().flat_map(|cell| tests(cell)).collect();
+        if named.is_empty() {
+            wrong.push(format!("{}: no test", row.name));
         }
         for (path, test) in named {
             let path = format!("{path}.rs");
-            if !crate::source_tree::root().join(&path).exists() || !is_test(&read_file(&path), test)
-            {
-                wrong.push(format!("{name}: there is no test {path}::{test}"));
+            if !root().join(&path).exists() || !is_test(&read_file(&path), test) {
+                wrong.push(format!("{}: there is no test {path}::{test}", row.name));
             }
         }
     }
-    assert!(wrong.is_empty(), "docs/reliability.md:\n  {}", wrong.join("\n  "));
+    assert!(wrong.is_empty(), "docs/reliability.json:\n  {}", wrong.join("\n  "));
+}
+
+#[test]
+fn reliability_page_has_the_rows_of_the_ledger() {
+    let rendered = ReliabilityLedger::load().rendered(&read_file("docs/reliability.md"));
+    expect_file![root().join("docs/reliability.md")].assert_eq(&rendered);
 }
 
 #[test]
