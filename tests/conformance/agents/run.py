@@ -101,7 +101,7 @@ AGENTS = [
     Agent("openai-agents", ["openai-agents==0.24.0", "openai==3.57.0"], ["python", "{here}/openai_agents.py"], "/v1/responses, /v1/chat/completions", "PyPI",
           environment={**OPENAI, "OPENAI_AGENTS_DISABLE_TRACING": "1"}),
     Agent("LangChain", ["langchain==1.5.2", "langchain-openai==1.7.4", "langchain-anthropic==1.7.10"], ["python", "{here}/langchain_agent.py"],
-          "/v1/chat/completions, /v1/messages", "PyPI", environment={**OPENAI, **ANTHROPIC}),
+          "/v1/chat/completions, /v1/responses, /v1/messages", "PyPI", environment={**OPENAI, **ANTHROPIC}),
     Agent("Pydantic AI", ["pydantic-ai-slim[openai,anthropic]==2.68.0"], ["python", "{here}/pydantic_agent.py"],
           "/v1/chat/completions, /v1/responses, /v1/messages", "PyPI", environment={**OPENAI, **ANTHROPIC}),
 ]  # fmt: skip
@@ -127,7 +127,7 @@ def main():
     folder = arguments.folder.resolve()
     puppet_model.write(folder / "puppet")
     flags = ["--tool-call-parser", "hermes", "--served-model-name", "puppet", "*"]
-    print("| program | version | API | result | seconds |\n|---|---|---|---|---:|")
+    print("| program | version | API | what was run | result | seconds |\n|---|---|---|---|---|---:|")
     failed = []
     with Server(str(folder / "puppet"), *flags) as server:
         for agent in AGENTS:
@@ -147,7 +147,8 @@ def main():
             result = "calls its tool, returns the answer" if passed else "FAILED"
             seconds = time.monotonic() - begun
             version = versions(agent, place) if (place / "packages.json").exists() else "?"
-            print(f"| {agent.name} | {version} | `{agent.api.replace(', ', '`, `')}` | {result} | {seconds:.0f} |", flush=True)
+            command = " ".join(agent.command[:2]).replace("{here}/", "")
+            print(f"| {agent.name} | {version} | `{agent.api.replace(', ', '`, `')}` | `{command}` | {result} | {seconds:.0f} |", flush=True)
     if failed:
         sys.exit(f"failed: {', '.join(failed)}")
 
