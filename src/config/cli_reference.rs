@@ -96,7 +96,7 @@ fn environment_section(out: &mut String) {
          | `HADRON_CLUSTER_SECRET` | cluster secret, without `--cluster-secret-file` |\n\
          | `LWS_*`, `SLURM_*`, `OMPI_COMM_WORLD_*`, `PMI_*`, `PMIX_RANK`, `MASTER_ADDR`, `MASTER_PORT`, `WORLD_SIZE`, \
          `RANK`, `GROUP_RANK` | number of nodes, index of this node and address of node 0, unless set by flags \
-         (`docs/operations.md`) |\n\
+         (`docs/multi-node.md`) |\n\
          | `XDG_CACHE_HOME` | compiled kernels are cached in its folder `hadron` (default `~/.cache`) |\n\
          | `ROCM_PATH` | folder of the ROCm installation (default `/opt/rocm*`) |\n\
          | `HIP_VISIBLE_DEVICES`, `ROCR_VISIBLE_DEVICES`, `CUDA_VISIBLE_DEVICES` | GPUs that the driver lists; `--device-ids` \
