@@ -1,5 +1,5 @@
-//! Models: configurations, weight loading and forward passes. Each architecture has one file, which combines
-//! parallel layers.
+//! Models: configurations, weight loading and forward passes. Each kind of decoder layer has one file, which combines
+//! parallel layers; architectures are rows of `config/architecture_traits.rs`.
 //!
 //! A model only performs the computation; it is independent of requests, of KV block allocation and of GPU
 //! vendors. [`ModelConfig`] defines the computation, [`load_model`] loads the weights, and [`Model`] runs
@@ -12,17 +12,12 @@ mod eagle3;
 mod error;
 mod expert_load;
 mod expert_placement;
-mod gpt_oss;
 mod kv_grouping;
 mod layers;
 mod llama;
 mod load;
 mod manifest;
-mod mistral;
-mod mixtral;
 mod model;
-mod phi3;
-mod qwen2;
 mod qwen3;
 mod qwen3_moe;
 mod qwen3_next;

@@ -1,14 +1,9 @@
 //! Llama 2, 3 and 3.x (`LlamaForCausalLM`), based on transformers `modeling_llama.py`.
 //!
-//! RoPE scaling is default, linear, llama3 or yarn; the configuration determines whether projections have
-//! biases and whether the LM head is tied. The same layer is used for architectures that differ only in their
-//! configuration: Granite (`modeling_granite.py`, `modeling_granitemoehybrid.py`: multipliers), SmolLM3
-//! (`modeling_smollm3.py`: layers without RoPE), Seed-OSS (`modeling_seed_oss.py`: biases), ERNIE 4.5
-//! (`modeling_ernie4_5.py`: interleaved RoPE), GLM-4 (`modeling_glm.py`, `modeling_glm4.py`: interleaved partial RoPE, fused
-//! gate and up projections, sandwich norms), OLMo 2 and 3
-//! (`modeling_olmo2.py`, `modeling_olmo3.py`: output norms, QK norm over all heads) and Gemma 3
-//! (`modeling_gemma3.py`: sliding windows, two RoPE settings, sandwich norms, GELU). Reference outputs for tests:
-//! `tests/data/golden/{llama,granite,granite4,smollm3,seed_oss,ernie4_5,glm,glm4,olmo2,olmo3,gemma3}-*`.
+//! RoPE scaling is default, linear, llama3, yarn or longrope; the configuration determines biases, norms, windows,
+//! activation, multipliers and whether the LM head is tied. All dense architectures with GQA use this layer, except
+//! Qwen3 and its variants; `config/architecture_traits.rs` lists them and their differences, which are those of
+//! transformers (`modeling_*.py`). Reference outputs for tests: `tests/data/golden`, one name per architecture.
 
 use crate::layers::{
     DecoderLayer, DecoderModel, GatedMlp, GqaAttention, ResidualStream, RotaryEmbedding,
@@ -17,7 +12,7 @@ use crate::layers::{
 use crate::{ForwardContext, ForwardError, ModelConfig, ModelLoadError, Weights};
 use ops::Tensor;
 
-/// Llama 2 or Llama 3 model.
+/// Model with layers of Llama.
 pub(crate) type LlamaModel = DecoderModel<LlamaLayer>;
 
 /// Decoder layer of Llama: GQA, followed by a gated MLP.

@@ -1,15 +1,10 @@
 //! Loading of target models and EAGLE-3 draft models from a model folder.
 
-use crate::config::ModelArchitecture;
+use crate::config::DecoderLayerKind;
 use crate::deepseek::DeepseekModel;
-use crate::gpt_oss::GptOssModel;
 use crate::llama::LlamaModel;
-use crate::mistral::MistralModel;
-use crate::mixtral::MixtralModel;
-use crate::phi3::Phi3Model;
-use crate::qwen2::Qwen2Model;
 use crate::qwen3::Qwen3Model;
-use crate::qwen3_moe::{Qwen2MoeModel, Qwen3MoeModel};
+use crate::qwen3_moe::Qwen3MoeModel;
 use crate::qwen3_next::Qwen3NextModel;
 use crate::sharding::ParallelRanks;
 use crate::weight_table::tensors;
@@ -84,40 +79,13 @@ pub fn load_model(
     let progress = options.progress;
     let progress = &mut |done, total| progress(done, total);
     let w = weights(dir, config, ModelLoadOptions { progress, ..options })?;
-    let loaded = match config.architecture {
-        ModelArchitecture::Llama
-        | ModelArchitecture::Granite
-        | ModelArchitecture::GraniteMoeHybrid
-        | ModelArchitecture::SmolLm3
-        | ModelArchitecture::Olmo2
-        | ModelArchitecture::Olmo3
-        | ModelArchitecture::SeedOss
-        | ModelArchitecture::Ernie45
-        | ModelArchitecture::Glm
-        | ModelArchitecture::Glm4
-        | ModelArchitecture::Gemma3
-        | ModelArchitecture::Gemma3Multimodal => LlamaModel::load(config, &w)?,
-        ModelArchitecture::Mistral
-        | ModelArchitecture::Mistral3
-        | ModelArchitecture::Ministral3 => MistralModel::load(config, &w)?,
-        ModelArchitecture::Mixtral => MixtralModel::load(config, &w)?,
-        ModelArchitecture::Qwen2 => Qwen2Model::load(config, &w)?,
-        ModelArchitecture::Qwen2Moe => Qwen2MoeModel::load(config, &w)?,
-        ModelArchitecture::Qwen3 | ModelArchitecture::Qwen3Vl => Qwen3Model::load(config, &w)?,
-        ModelArchitecture::Qwen3Moe | ModelArchitecture::Qwen3VlMoe => {
-            Qwen3MoeModel::load(config, &w)?
-        }
-        ModelArchitecture::Qwen3Next
-        | ModelArchitecture::Qwen35
-        | ModelArchitecture::Qwen35Multimodal
-        | ModelArchitecture::Qwen35Moe
-        | ModelArchitecture::Qwen35MoeMultimodal => Qwen3NextModel::load(config, &w)?,
-        ModelArchitecture::DeepseekV2 | ModelArchitecture::DeepseekV3 => {
-            DeepseekModel::load(config, &w)?
-        }
-        ModelArchitecture::Phi3 => Phi3Model::load(config, &w)?,
-        ModelArchitecture::GptOss => GptOssModel::load(config, &w)?,
-        ModelArchitecture::LlamaEagle3 => {
+    let loaded = match config.architecture.traits().decoder_layer {
+        DecoderLayerKind::Llama => LlamaModel::load(config, &w)?,
+        DecoderLayerKind::Qwen3 => Qwen3Model::load(config, &w)?,
+        DecoderLayerKind::Qwen3Moe => Qwen3MoeModel::load(config, &w)?,
+        DecoderLayerKind::Qwen3Next => Qwen3NextModel::load(config, &w)?,
+        DecoderLayerKind::Deepseek => DeepseekModel::load(config, &w)?,
+        DecoderLayerKind::DraftOnly => {
             return Err(ModelLoadError::DraftModelOnly { dir: dir.to_owned() });
         }
     };

@@ -1,10 +1,13 @@
-//! Qwen3 MoE (`Qwen3MoeForCausalLM`) and Qwen2 MoE (`Qwen2MoeForCausalLM`), based on transformers
-//! `modeling_qwen3_moe.py` and `modeling_qwen2_moe.py`.
+//! Qwen3 MoE (`Qwen3MoeForCausalLM`), Qwen2 MoE (`Qwen2MoeForCausalLM`), Mixtral (`MixtralForCausalLM`) and gpt-oss
+//! (`GptOssForCausalLM`), based on transformers `modeling_qwen3_moe.py`, `modeling_qwen2_moe.py`, `modeling_mixtral.py`
+//! and `modeling_gpt_oss.py`.
 //!
-//! Qwen3 MoE is Qwen3 with experts instead of a dense MLP in the layers that the configuration selects. The
-//! GEMM and the softmax of the router are computed in f32 for every dtype. Qwen2 MoE has biases instead of QK
-//! norm, and a shared expert with a gate. Reference outputs for tests: `tests/data/golden/qwen3_moe-*`,
-//! `qwen2_moe-*`.
+//! Qwen3 MoE is Qwen3 with experts instead of a dense MLP in the layers that the configuration selects. The GEMM and the
+//! softmax of the router are computed in f32 for every dtype. Qwen2 MoE has biases instead of QK norm, and a shared expert
+//! with a gate. Mixtral has experts in every layer; the routing weights of the selected experts are the softmax over their
+//! router logits. gpt-oss has biases, attention sinks, a sliding window in every second layer and a clamped activation;
+//! its norm weights are multiplied in f32, and published checkpoints store the experts in MXFP4. Reference outputs for
+//! tests: `tests/data/golden/{qwen3_moe,qwen2_moe,mixtral,gpt_oss}-*`.
 
 use crate::layers::{
     DecoderLayer, DecoderModel, FeedForward, GqaAttention, ResidualStream, RmsNormLayer,
@@ -13,11 +16,8 @@ use crate::layers::{
 use crate::{ForwardContext, ForwardError, ModelConfig, ModelLoadError, Weights};
 use ops::Tensor;
 
-/// Qwen3 model with experts.
+/// Model with layers of Qwen3 MoE.
 pub(crate) type Qwen3MoeModel = DecoderModel<Qwen3MoeLayer>;
-
-/// Qwen2 MoE model; its layers differ from Qwen3 MoE layers only in their configuration.
-pub(crate) type Qwen2MoeModel = DecoderModel<Qwen3MoeLayer>;
 
 /// Decoder layer of Qwen3 MoE: GQA with QK norm, followed by experts or a dense MLP.
 #[derive(Debug)]

@@ -3,6 +3,9 @@
 //! The values are those of transformers (`configuration_*.py`, `modeling_*.py`). Most rows inherit from another row and
 //! list only the fields that differ.
 
+use super::architecture_rules::{
+    AttentionBiasRule, DecoderLayerKind, QkNormKind, SynthTokenizerKind, WindowedLayerRule,
+};
 use super::{ModelArchitecture, NormPlacement, NormWeightKind};
 use crate::weights::RotaryPairKind;
 use ops::GateActivation;
@@ -49,63 +52,14 @@ pub(crate) struct ArchitectureTraits {
     pub(crate) has_gated_delta: bool,
     /// Possible values of `text_config.model_type`; empty if the architecture is not multimodal.
     pub(crate) text_model_types: &'static [&'static str],
-}
-
-/// Layers with a sliding window if there is no list of layer types.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum WindowedLayerRule {
-    /// No layer. A list of layer types must agree.
-    Absent,
-    /// All layers, if there is a window. A list of layer types must agree.
-    All,
-    /// Layers with an even index.
-    Even,
-    /// All layers except every fourth.
-    ExceptEveryFourth,
-    /// All layers except every n-th, where n is `sliding_window_pattern`.
-    ExceptEveryNth,
-    /// Layers from the index `max_window_layers` on.
-    FromIndex,
-    /// Layers with an even index below `max_window_layers`.
-    EvenBelowIndex,
-    /// Layers without RoPE.
-    WithoutRope,
-}
-
-/// Biases of the attention projections.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum AttentionBiasRule {
-    /// The output projection has no bias; those of query, key and value have biases if `qkv` is true.
-    Fixed { qkv: bool },
-    /// The field `qkv_bias` (default true) tells whether query, key and value have biases; the output projection has none.
-    QkvField,
-    /// The field `attention_bias` (default true) tells whether query, key and value have biases; the output projection has
-    /// none.
-    QkvOnly,
-    /// The field `attention_bias` tells whether all projections have biases.
-    Field { default: bool },
-    /// The field `use_bias` tells whether all projections of attention and of dense MLPs have biases.
-    SharedField,
-    /// `attention_bias` (default true) applies to query, key and value, `attention_out_bias` to the output.
-    TwoFields,
-}
-
-impl AttentionBiasRule {
-    /// Whether the field `attention_bias` is read.
-    pub(crate) const fn reads_field(self) -> bool {
-        matches!(self, Self::Field { .. } | Self::QkvOnly | Self::TwoFields)
-    }
-}
-
-/// RMS norm of queries and keys before RoPE.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum QkNormKind {
-    /// No norm.
-    Absent,
-    /// A norm per head, with the same weights for all heads.
-    PerHead,
-    /// One norm over all query heads, and one over all key heads.
-    AllHeads,
+    /// Whether the fields `embedding_multiplier`, `residual_multiplier`, `attention_multiplier` and `logits_scaling` exist.
+    pub(crate) has_multipliers: bool,
+    /// Whether checkpoints may store the experts in MXFP4.
+    pub(crate) may_have_mxfp4_experts: bool,
+    /// Kind of the decoder layers.
+    pub(crate) decoder_layer: DecoderLayerKind,
+    /// Special tokens and chat template of synthetic checkpoints.
+    pub(crate) synth_tokenizer: SynthTokenizerKind,
 }
 
 const LLAMA: ArchitectureTraits = ArchitectureTraits {
@@ -128,26 +82,34 @@ const LLAMA: ArchitectureTraits = ArchitectureTraits {
     has_sinks: false,
     has_gated_delta: false,
     text_model_types: &[],
+    has_multipliers: false,
+    may_have_mxfp4_experts: false,
+    decoder_layer: DecoderLayerKind::Llama,
+    synth_tokenizer: SynthTokenizerKind::Llama3,
 };
 const LLAMA_EAGLE3: ArchitectureTraits = ArchitectureTraits {
     attention_bias: AttentionBiasRule::Fixed { qkv: false },
     may_have_mlp_bias: false,
+    decoder_layer: DecoderLayerKind::DraftOnly,
     ..LLAMA
 };
+const GRANITE: ArchitectureTraits = ArchitectureTraits { has_multipliers: true, ..LLAMA };
 const GRANITE_MOE_HYBRID: ArchitectureTraits =
-    ArchitectureTraits { may_have_mlp_bias: false, ..LLAMA };
+    ArchitectureTraits { may_have_mlp_bias: false, ..GRANITE };
 const SMOL_LM3: ArchitectureTraits = ArchitectureTraits {
     kv_heads_default: Some(4),
     rope_theta_default: 2_000_000.0,
     has_window_switch: true,
     windowed_layers: WindowedLayerRule::WithoutRope,
     ties_by_default: true,
+    synth_tokenizer: SynthTokenizerKind::ChatMl,
     ..LLAMA
 };
 const SEED_OSS: ArchitectureTraits = ArchitectureTraits {
     kv_heads_default: Some(8),
     head_dim_default: Some(128),
     attention_bias: AttentionBiasRule::TwoFields,
+    synth_tokenizer: SynthTokenizerKind::ChatMl,
     ..LLAMA
 };
 const ERNIE45: ArchitectureTraits = ArchitectureTraits {
@@ -158,6 +120,7 @@ const ERNIE45: ArchitectureTraits = ArchitectureTraits {
     attention_bias: AttentionBiasRule::SharedField,
     may_have_mlp_bias: false,
     ties_by_default: true,
+    synth_tokenizer: SynthTokenizerKind::Mistral,
     ..LLAMA
 };
 const GLM: ArchitectureTraits = ArchitectureTraits {
@@ -167,6 +130,7 @@ const GLM: ArchitectureTraits = ArchitectureTraits {
     rotary_pairs: RotaryPairKind::Adjacent,
     attention_bias: AttentionBiasRule::QkvOnly,
     may_have_mlp_bias: false,
+    synth_tokenizer: SynthTokenizerKind::Glm,
     ..LLAMA
 };
 const GLM4: ArchitectureTraits = ArchitectureTraits { norm_placement: NormPlacement::Both, ..GLM };
@@ -174,6 +138,7 @@ const OLMO2: ArchitectureTraits = ArchitectureTraits {
     may_have_mlp_bias: false,
     qk_norm: QkNormKind::AllHeads,
     norm_placement: NormPlacement::Output,
+    synth_tokenizer: SynthTokenizerKind::ChatMl,
     ..LLAMA
 };
 const OLMO3: ArchitectureTraits = ArchitectureTraits {
@@ -189,13 +154,17 @@ const MINISTRAL3: ArchitectureTraits = ArchitectureTraits {
     windowed_layers: WindowedLayerRule::All,
     attention_bias: AttentionBiasRule::Fixed { qkv: false },
     may_have_mlp_bias: false,
+    synth_tokenizer: SynthTokenizerKind::Mistral,
     ..LLAMA
 };
 const MISTRAL: ArchitectureTraits = ArchitectureTraits { window_default: Some(4096), ..MINISTRAL3 };
 const MISTRAL3: ArchitectureTraits =
     ArchitectureTraits { text_model_types: &["mistral", "ministral3"], ..MISTRAL };
-const MIXTRAL: ArchitectureTraits =
-    ArchitectureTraits { rope_theta_default: 1_000_000.0, ..MINISTRAL3 };
+const MIXTRAL: ArchitectureTraits = ArchitectureTraits {
+    rope_theta_default: 1_000_000.0,
+    decoder_layer: DecoderLayerKind::Qwen3Moe,
+    ..MINISTRAL3
+};
 
 const QWEN2: ArchitectureTraits = ArchitectureTraits {
     kv_heads_default: Some(32),
@@ -204,24 +173,28 @@ const QWEN2: ArchitectureTraits = ArchitectureTraits {
     windowed_layers: WindowedLayerRule::FromIndex,
     attention_bias: AttentionBiasRule::Fixed { qkv: true },
     may_have_mlp_bias: false,
+    synth_tokenizer: SynthTokenizerKind::ChatMl,
     ..LLAMA
 };
 const QWEN2_MOE: ArchitectureTraits = ArchitectureTraits {
     kv_heads_default: Some(16),
     windowed_layers: WindowedLayerRule::EvenBelowIndex,
     attention_bias: AttentionBiasRule::QkvField,
+    decoder_layer: DecoderLayerKind::Qwen3Moe,
     ..QWEN2
 };
 const QWEN3: ArchitectureTraits = ArchitectureTraits {
     head_dim_default: Some(128),
     attention_bias: AttentionBiasRule::Field { default: false },
     qk_norm: QkNormKind::PerHead,
+    decoder_layer: DecoderLayerKind::Qwen3,
     ..QWEN2
 };
 const QWEN3_MOE: ArchitectureTraits = ArchitectureTraits {
     kv_heads_default: Some(4),
     head_dim_default: None,
     windowed_layers: WindowedLayerRule::All,
+    decoder_layer: DecoderLayerKind::Qwen3Moe,
     ..QWEN3
 };
 const QWEN3_VL: ArchitectureTraits = ArchitectureTraits {
@@ -236,6 +209,7 @@ const QWEN3_VL_MOE: ArchitectureTraits = ArchitectureTraits {
     kv_heads_default: Some(16),
     head_dim_default: None,
     text_model_types: &["qwen3_vl_moe_text"],
+    decoder_layer: DecoderLayerKind::Qwen3Moe,
     ..QWEN3_VL
 };
 const QWEN3_NEXT: ArchitectureTraits = ArchitectureTraits {
@@ -247,6 +221,8 @@ const QWEN3_NEXT: ArchitectureTraits = ArchitectureTraits {
     qk_norm: QkNormKind::PerHead,
     norm_weights: NormWeightKind::ZeroCentred,
     has_gated_delta: true,
+    decoder_layer: DecoderLayerKind::Qwen3Next,
+    synth_tokenizer: SynthTokenizerKind::ChatMl,
     ..LLAMA
 };
 const QWEN35: ArchitectureTraits = ArchitectureTraits { kv_heads_default: Some(4), ..QWEN3_NEXT };
@@ -257,12 +233,17 @@ const QWEN35_MOE: ArchitectureTraits =
 const QWEN35_MOE_MULTIMODAL: ArchitectureTraits =
     ArchitectureTraits { text_model_types: &["qwen3_5_moe_text"], ..QWEN35_MOE };
 
-const DEEPSEEK: ArchitectureTraits = LLAMA_EAGLE3;
+const DEEPSEEK: ArchitectureTraits = ArchitectureTraits {
+    decoder_layer: DecoderLayerKind::Deepseek,
+    synth_tokenizer: SynthTokenizerKind::Deepseek,
+    ..LLAMA_EAGLE3
+};
 const PHI3: ArchitectureTraits = ArchitectureTraits {
     partial_rotary_default: Some(1.0),
     windowed_layers: WindowedLayerRule::All,
     attention_bias: AttentionBiasRule::Fixed { qkv: false },
     may_have_mlp_bias: false,
+    synth_tokenizer: SynthTokenizerKind::Phi,
     ..LLAMA
 };
 const GEMMA3: ArchitectureTraits = ArchitectureTraits {
@@ -275,6 +256,7 @@ const GEMMA3: ArchitectureTraits = ArchitectureTraits {
     norm_placement: NormPlacement::Both,
     norm_weights: NormWeightKind::ZeroCentred,
     gate_activation: GateActivation::GeluTanh,
+    synth_tokenizer: SynthTokenizerKind::Gemma,
     ..LLAMA
 };
 const GEMMA3_MULTIMODAL: ArchitectureTraits =
@@ -289,6 +271,9 @@ const GPT_OSS: ArchitectureTraits = ArchitectureTraits {
     may_have_mlp_bias: false,
     norm_weights: NormWeightKind::Unrounded,
     has_sinks: true,
+    may_have_mxfp4_experts: true,
+    decoder_layer: DecoderLayerKind::Qwen3Moe,
+    synth_tokenizer: SynthTokenizerKind::Harmony,
     ..LLAMA
 };
 
@@ -296,7 +281,8 @@ impl ModelArchitecture {
     /// Returns the properties of the architecture.
     pub(crate) const fn traits(self) -> &'static ArchitectureTraits {
         match self {
-            Self::Llama | Self::Granite => &LLAMA,
+            Self::Llama => &LLAMA,
+            Self::Granite => &GRANITE,
             Self::GraniteMoeHybrid => &GRANITE_MOE_HYBRID,
             Self::SmolLm3 => &SMOL_LM3,
             Self::SeedOss => &SEED_OSS,

@@ -1,7 +1,7 @@
 //! Parser of the layers with a sliding window, which attend to the last keys of the context only. The rules are
 //! those of transformers `configuration_*.py`.
 
-use super::architecture_traits::WindowedLayerRule;
+use super::architecture_rules::WindowedLayerRule;
 use super::json_fields::JsonFields;
 use super::parse_config::{LAYER_LIMIT, POSITION_LIMIT};
 use super::{

@@ -4,6 +4,7 @@
 //! and the field: if a feature were ignored silently, the model would generate fluent but wrong text.
 
 mod architecture;
+mod architecture_rules;
 mod architecture_traits;
 mod config_overrides;
 #[cfg(test)]
@@ -53,8 +54,10 @@ pub use quantization::{
 pub use rope::{RopeConfig, RopeScaling};
 pub use temperature::AttentionTemperatureConfig;
 
-use self::architecture_traits::{ArchitectureTraits, QkNormKind};
+use self::architecture_rules::QkNormKind;
+use self::architecture_traits::ArchitectureTraits;
 use crate::weights::{RotaryPairKind, RotaryRowOrder};
+pub(crate) use architecture_rules::{DecoderLayerKind, SynthTokenizerKind};
 use ops::{ExpertGroups, GateActivation, RouterScoreFunction};
 use serde_json::{Map, Value};
 use std::path::Path;

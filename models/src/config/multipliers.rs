@@ -61,11 +61,7 @@ impl ActivationMultipliers {
                 ..Self::default()
             });
         }
-        let is_granite = matches!(
-            architecture,
-            ModelArchitecture::Granite | ModelArchitecture::GraniteMoeHybrid
-        );
-        if !is_granite {
+        if !architecture.traits().has_multipliers {
             return Ok(Self::default());
         }
         let factor = |name| Ok(fields.positive_or_none(name)?.unwrap_or(1.0) as f32);

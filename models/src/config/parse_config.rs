@@ -4,7 +4,7 @@
 //! The size limits of fields are far above the values of every published model, but low enough that products
 //! of a few fields do not overflow u64 for any input.
 
-use super::architecture_traits::AttentionBiasRule;
+use super::architecture_rules::AttentionBiasRule;
 use super::gemma3::{self, logit_softcap};
 use super::heads::{HeadCounts, gqa_heads, mla_heads};
 use super::json_fields::JsonFields;

@@ -5,34 +5,64 @@
 //! are not added tokens, because tokenizer libraries take seconds to load a large number of added tokens.
 //! `tokenizer.json` is written as plain JSON, without a tokenizer library.
 
+use crate::config::SynthTokenizerKind;
 use crate::{ModelArchitecture, ModelConfig};
 use serde_json::{Map, Value, json};
 
-/// Special tokens of each model family, in the order of their ids.
-const CHATML: &[&str] = &["<|endoftext|>", "<|im_start|>", "<|im_end|>"];
-const LLAMA3: &[&str] = &[
-    "<|begin_of_text|>",
-    "<|end_of_text|>",
-    "<|start_header_id|>",
-    "<|end_header_id|>",
-    "<|eot_id|>",
-];
-const PHI: &[&str] = &["<|endoftext|>", "<|system|>", "<|user|>", "<|assistant|>", "<|end|>"];
-const MISTRAL: &[&str] = &["<s>", "</s>", "[INST]", "[/INST]"];
+const CHATML: SynthTokenizerSpec = SynthTokenizerSpec {
+    special: &["<|endoftext|>", "<|im_start|>", "<|im_end|>"],
+    template: CHATML_TEMPLATE,
+    bos: None,
+    eos: &["<|im_end|>", "<|endoftext|>"],
+};
+const LLAMA3: SynthTokenizerSpec = SynthTokenizerSpec {
+    special: &[
+        "<|begin_of_text|>",
+        "<|end_of_text|>",
+        "<|start_header_id|>",
+        "<|end_header_id|>",
+        "<|eot_id|>",
+    ],
+    template: LLAMA3_TEMPLATE,
+    bos: Some("<|begin_of_text|>"),
+    eos: &["<|eot_id|>", "<|end_of_text|>"],
+};
+const PHI: SynthTokenizerSpec = SynthTokenizerSpec {
+    special: &["<|endoftext|>", "<|system|>", "<|user|>", "<|assistant|>", "<|end|>"],
+    template: PHI_TEMPLATE,
+    bos: None,
+    eos: &["<|end|>", "<|endoftext|>"],
+};
+const MISTRAL: SynthTokenizerSpec = SynthTokenizerSpec {
+    special: &["<s>", "</s>", "[INST]", "[/INST]"],
+    template: MISTRAL_TEMPLATE,
+    bos: Some("<s>"),
+    eos: &["</s>"],
+};
 
-const GEMMA: &[&str] = &["<bos>", "<eos>", "<start_of_turn>", "<end_of_turn>"];
+const GEMMA: SynthTokenizerSpec = SynthTokenizerSpec {
+    special: &["<bos>", "<eos>", "<start_of_turn>", "<end_of_turn>"],
+    template: GEMMA_TEMPLATE,
+    bos: Some("<bos>"),
+    eos: &["<end_of_turn>", "<eos>"],
+};
 
-const HARMONY: &[&str] = &[
-    "<|startoftext|>",
-    "<|endoftext|>",
-    "<|return|>",
-    "<|constrain|>",
-    "<|channel|>",
-    "<|start|>",
-    "<|end|>",
-    "<|message|>",
-    "<|call|>",
-];
+const HARMONY: SynthTokenizerSpec = SynthTokenizerSpec {
+    special: &[
+        "<|startoftext|>",
+        "<|endoftext|>",
+        "<|return|>",
+        "<|constrain|>",
+        "<|channel|>",
+        "<|start|>",
+        "<|end|>",
+        "<|message|>",
+        "<|call|>",
+    ],
+    template: HARMONY_TEMPLATE,
+    bos: Some("<|startoftext|>"),
+    eos: &["<|return|>", "<|endoftext|>", "<|call|>"],
+};
 
 const HARMONY_TEMPLATE: &str = "{% for message in messages %}\
 {{ '<|start|>' + message['role'] }}\
@@ -59,14 +89,22 @@ const GEMMA_TEMPLATE: &str = "{{ bos_token }}{% for message in messages %}\
 {{ '<start_of_turn>' + role + '\n' + message['content'] + '<end_of_turn>\n' }}{% endfor %}\
 {% if add_generation_prompt %}{{ '<start_of_turn>model\n' }}{% endif %}";
 
-const GLM: &[&str] =
-    &["<|endoftext|>", "[gMASK]", "<sop>", "<|system|>", "<|user|>", "<|assistant|>"];
+const GLM: SynthTokenizerSpec = SynthTokenizerSpec {
+    special: &["<|endoftext|>", "[gMASK]", "<sop>", "<|system|>", "<|user|>", "<|assistant|>"],
+    template: GLM_TEMPLATE,
+    bos: None,
+    eos: &["<|user|>", "<|endoftext|>"],
+};
 const GLM_TEMPLATE: &str = "[gMASK]<sop>{% for message in messages %}\
 {{ '<|' + message['role'] + '|>\n' + message['content'] }}{% endfor %}\
 {% if add_generation_prompt %}{{ '<|assistant|>\n' }}{% endif %}";
 
-const DEEPSEEK: &[&str] =
-    &["<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>", "<｜User｜>", "<｜Assistant｜>"];
+const DEEPSEEK: SynthTokenizerSpec = SynthTokenizerSpec {
+    special: &["<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>", "<｜User｜>", "<｜Assistant｜>"],
+    template: DEEPSEEK_TEMPLATE,
+    bos: Some("<｜begin▁of▁sentence｜>"),
+    eos: &["<｜end▁of▁sentence｜>"],
+};
 const DEEPSEEK_TEMPLATE: &str = "{{ bos_token }}{% for message in messages %}\
 {% if message['role'] == 'user' %}{{ '<｜User｜>' + message['content'] }}\
 {% elif message['role'] == 'assistant' %}{{ '<｜Assistant｜>' + message['content'] + eos_token }}\
@@ -85,77 +123,16 @@ pub(super) struct SynthTokenizerSpec {
 const BYTES: usize = 256;
 
 impl SynthTokenizerSpec {
-    pub(super) fn of(architecture: ModelArchitecture) -> Self {
-        match architecture {
-            ModelArchitecture::Llama
-            | ModelArchitecture::Granite
-            | ModelArchitecture::GraniteMoeHybrid
-            | ModelArchitecture::LlamaEagle3 => Self {
-                special: LLAMA3,
-                template: LLAMA3_TEMPLATE,
-                bos: Some("<|begin_of_text|>"),
-                eos: &["<|eot_id|>", "<|end_of_text|>"],
-            },
-            ModelArchitecture::Mistral
-            | ModelArchitecture::Mistral3
-            | ModelArchitecture::Ministral3
-            | ModelArchitecture::Mixtral
-            | ModelArchitecture::Ernie45 => Self {
-                special: MISTRAL,
-                template: MISTRAL_TEMPLATE,
-                bos: Some("<s>"),
-                eos: &["</s>"],
-            },
-            ModelArchitecture::Qwen2
-            | ModelArchitecture::Qwen2Moe
-            | ModelArchitecture::Qwen3
-            | ModelArchitecture::Qwen3Moe
-            | ModelArchitecture::Qwen3Vl
-            | ModelArchitecture::Qwen3VlMoe
-            | ModelArchitecture::Qwen3Next
-            | ModelArchitecture::Qwen35
-            | ModelArchitecture::Qwen35Multimodal
-            | ModelArchitecture::Qwen35Moe
-            | ModelArchitecture::Qwen35MoeMultimodal
-            | ModelArchitecture::SmolLm3
-            | ModelArchitecture::Olmo2
-            | ModelArchitecture::Olmo3
-            | ModelArchitecture::SeedOss => Self {
-                special: CHATML,
-                template: CHATML_TEMPLATE,
-                bos: None,
-                eos: &["<|im_end|>", "<|endoftext|>"],
-            },
-            ModelArchitecture::Phi3 => Self {
-                special: PHI,
-                template: PHI_TEMPLATE,
-                bos: None,
-                eos: &["<|end|>", "<|endoftext|>"],
-            },
-            ModelArchitecture::Gemma3 | ModelArchitecture::Gemma3Multimodal => Self {
-                special: GEMMA,
-                template: GEMMA_TEMPLATE,
-                bos: Some("<bos>"),
-                eos: &["<end_of_turn>", "<eos>"],
-            },
-            ModelArchitecture::Glm | ModelArchitecture::Glm4 => Self {
-                special: GLM,
-                template: GLM_TEMPLATE,
-                bos: None,
-                eos: &["<|user|>", "<|endoftext|>"],
-            },
-            ModelArchitecture::GptOss => Self {
-                special: HARMONY,
-                template: HARMONY_TEMPLATE,
-                bos: Some("<|startoftext|>"),
-                eos: &["<|return|>", "<|endoftext|>", "<|call|>"],
-            },
-            ModelArchitecture::DeepseekV2 | ModelArchitecture::DeepseekV3 => Self {
-                special: DEEPSEEK,
-                template: DEEPSEEK_TEMPLATE,
-                bos: Some("<｜begin▁of▁sentence｜>"),
-                eos: &["<｜end▁of▁sentence｜>"],
-            },
+    pub(super) const fn of(architecture: ModelArchitecture) -> &'static Self {
+        match architecture.traits().synth_tokenizer {
+            SynthTokenizerKind::ChatMl => &CHATML,
+            SynthTokenizerKind::Llama3 => &LLAMA3,
+            SynthTokenizerKind::Mistral => &MISTRAL,
+            SynthTokenizerKind::Phi => &PHI,
+            SynthTokenizerKind::Gemma => &GEMMA,
+            SynthTokenizerKind::Glm => &GLM,
+            SynthTokenizerKind::Harmony => &HARMONY,
+            SynthTokenizerKind::Deepseek => &DEEPSEEK,
         }
     }
 

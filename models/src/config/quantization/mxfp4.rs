@@ -17,7 +17,7 @@ pub(super) fn read(
     object: &JsonFields,
     architecture: ModelArchitecture,
 ) -> Result<QuantizationConfig, ModelConfigError> {
-    if architecture != ModelArchitecture::GptOss {
+    if !architecture.traits().may_have_mxfp4_experts {
         return Err(object.unsupported("quant_method", "mxfp4 is for GptOssForCausalLM only"));
     }
     object.reject_unknown(FIELDS)?;
