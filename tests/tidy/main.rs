@@ -3,6 +3,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a test fails where an unwrap does")]
 
+mod architecture_files;
 mod deploy;
 mod figures;
 mod graph;

@@ -147,15 +147,3 @@ fn page() -> String {
 fn models_page_is_up_to_date() {
     expect_file!["../../docs/models.md"].assert_eq(&page());
 }
-
-#[test]
-fn readme_lists_each_architecture_family() {
-    let readme =
-        std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/README.md")).unwrap();
-    for architecture in ModelArchitecture::ALL {
-        if !architecture.support().is_draft_only {
-            let name = architecture.name();
-            assert!(readme.contains(name), "README.md does not name {name}");
-        }
-    }
-}
