@@ -32,6 +32,7 @@ enum : u32 {
     CHUNK = 128,          // k per warp and iteration: 256 bytes of a row
     PIECES = CHUNK / 32,  // 16-byte loads per lane, strip and chunk
     DEPTH = 3,            // strips in flight per warp
+    STAGE_DEPTH = 8,      // loads of x in flight per lane
     // Outputs per strip. With GATED, half of the rows of a strip are gate rows, the other half the up rows of
     // the same outputs.
     WIDTH = STRIP_ROWS / (GATED ? 2 : 1),
@@ -91,13 +92,38 @@ DEV void load_next(StripPieces& strip, const StripWeights& w, const ChunkCursor&
 // Row stride of x in shared memory: rows are zero-filled to a multiple of CHUNK.
 DEV u32 x_stride(u32 k) { return (k + CHUNK - 1) / CHUNK * CHUNK + X_PADDING; }
 
-// Copies the rows of x to shared memory; x_row(r) returns the address of row r.
+// Position of a 16-byte vector of x: its row, and its index in the row.
+struct StagedVector { u32 row, index; };
+
+// Copies the rows of x to shared memory; x_row(r) returns the address of row r. Warps of 64 lanes have up to
+// STAGE_DEPTH loads in flight, without a branch between them: where no vector is left, a lane copies the first
+// one of the step again.
 template <class Row> DEV void stage_rows(half_t* xs, const Row& x_row, u32 m, u32 k) {
     const u32 pieces = (x_stride(k) - X_PADDING) / 8;
+#if WARP_SIZE == 64
+    StagedVector next{tid() / pieces, tid() % pieces};
+    const StagedVector step{bdim() / pieces, bdim() % pieces};
+    while (next.row < m) {
+        const StagedVector first = next;
+        StagedVector at[STAGE_DEPTH];
+        u32x4 loaded[STAGE_DEPTH];
+        UNROLL for (u32 j = 0; j < STAGE_DEPTH; ++j) {
+            const bool present = next.row < m;
+            at[j] = {present ? next.row : first.row, present ? next.index : first.index};
+            loaded[j] = load_piece(x_row(at[j].row) + (at[j].index * 8 < k ? at[j].index * 8 : 0));
+            next.index += step.index;
+            const bool wraps = next.index >= pieces;
+            next = {next.row + step.row + wraps, next.index - (wraps ? pieces : 0)};
+        }
+        UNROLL for (u32 j = 0; j < STAGE_DEPTH; ++j)
+            store_loaded(xs + at[j].row * x_stride(k) + at[j].index * 8, loaded[j], at[j].index * 8 < k);
+    }
+#else
     for (u32 i = tid(); i < m * pieces; i += bdim()) {
         const u32 row = i / pieces, at = i % pieces * 8;
         *(half_x8*)(xs + row * x_stride(k) + at) = at < k ? *(const half_x8*)(x_row(row) + at) : zero8();
     }
+#endif
 }
 
 DEV void multiply(f32x4& c, const StripPieces& w, const half_t* xs, u32 m, u32 stride, u32 chunk) {
