@@ -203,6 +203,16 @@ pub enum BatchError {
         /// Number of state slots.
         limit: usize,
     },
+    /// A row with draft tokens of a model with recurrent state comes after longer rows than decode rows.
+    #[error("{request:?} has draft tokens up to token {tokens} of the step, decode rows have {limit}")]
+    DraftsAfterPrefill {
+        /// Request of the row.
+        request: RequestId,
+        /// Number of tokens of the step up to the last draft token of the row.
+        tokens: usize,
+        /// Maximum number of tokens of all decode rows of a step.
+        limit: usize,
+    },
     /// The batch has more tokens than the maximum per step.
     #[error("{tokens} tokens, at most {limit} per step")]
     TooManyTokens {

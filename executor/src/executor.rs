@@ -6,7 +6,7 @@ use crate::open_device::OpenedDevice;
 use crate::sequence_slots::BlockTableLimits;
 use crate::spec_decode::{self, ProposerModel};
 use crate::step::{
-    self, GraphCapturePlan, PendingStep, STEPS_IN_FLIGHT, StepDeviceState, StepGraphs, StepLimits,
+    self, GraphCapturePlan, PendingStep, ReplayCaptureLimits, STEPS_IN_FLIGHT, StepDeviceState, StepGraphs, StepLimits,
     StepState, StepStateSize, TokenBitmaskSource, UnconstrainedBitmaskSource,
 };
 use crate::trace::{StepTracer, TraceSession};
@@ -19,7 +19,9 @@ use models::{
     ForwardError, KvGrouping, LoadedModel, ModelLoadError, ModelLoadOptions, kv_layout, kv_spec,
     load_eagle3, load_model, state_layout,
 };
-use ops::{BatchUpperBounds, DType, Ops, StepShape};
+use ops::{
+    BatchUpperBounds, DType, Ops, RecurrentStateLayout, ReplayBufferLimits, ReplayShape, StepShape,
+};
 use protocol::{
     Batch, ExecutorReady, ExecutorSettings, ExpertPlacement, KvSpec, SpeculativeConfig,
     SpeculativeMethod, StartupPhase, StepOutput, WarmUpReport, WeightsDigest,
@@ -296,16 +298,29 @@ impl Executor {
         kv_sizing::check(blocks, self.kv_blocks_min(), settings.block_tokens, tokens)
     }
 
-    /// Bytes of the recurrent states of all state slots of this rank.
-    fn state_bytes(&self) -> u64 {
-        self.state_slots() as u64 * self.spec.bytes_per_state_slot()
+    /// Bytes of the recurrent states of all state slots of this rank, and of the inputs of their updates after draft tokens.
+    fn state_bytes(&self) -> Result<u64, ExecutorError> {
+        let states = self.state_slots() as u64 * self.spec.bytes_per_state_slot();
+        let Some(layout) = self.state_layout()?.filter(|_| self.tokens_per_row() > 1) else {
+            return Ok(states);
+        };
+        let (rows, requests) = (self.rows_max() as usize, self.config.settings.max_num_seqs);
+        let replay = ReplayShape { rows: requests as usize, tokens: rows };
+        let limits = ReplayBufferLimits { rows, replay };
+        Ok(states + limits.bytes(&layout, self.model.ops.dtype()) as u64)
+    }
+
+    /// Layout of the recurrent states; `None` = the model has none.
+    fn state_layout(&self) -> Result<Option<RecurrentStateLayout>, ExecutorError> {
+        let (model, slots) = (&self.config.model, self.state_slots());
+        state_layout(model, &self.kv_grouping, slots, &self.ranks).map_err(uneven_heads_error)
     }
 
     /// Returns the number of KV blocks of this rank in the memory of the host, while no states are allocated.
     fn host_blocks(&self) -> Result<u32, ExecutorError> {
         let memory = self.model.ops.mem_info();
         let (settings, block_bytes) = (&self.config.settings, self.spec.bytes_per_block());
-        let (ranks, states) = (settings.ranks_on_host.into(), self.state_bytes());
+        let (ranks, states) = (settings.ranks_on_host.into(), self.state_bytes()?);
         let free = memory.free_bytes.saturating_sub(states.saturating_mul(ranks));
         let blocks = kv_sizing::blocks(settings.kv_cache_size, free, block_bytes, ranks);
         let kv_bytes = u64::from(blocks).saturating_mul(block_bytes);
@@ -327,7 +342,7 @@ impl Executor {
             free: memory.free_bytes + state.kv_bytes(),
             utilization: self.config.settings.memory_utilization,
             graphs: (self.graph_shapes().len() * variants) as u64,
-            states: self.state_bytes(),
+            states: self.state_bytes()?,
         };
         gpu.blocks(self.config.settings.kv_cache_size, self.spec.bytes_per_block())
     }
@@ -401,14 +416,15 @@ impl Executor {
         let rows = (settings.max_num_seqs as usize)
             .min((tokens / BatchUpperBounds::MLA_PREFILL_TOKENS).max(1));
         let bounds = BatchUpperBounds::of_any(tokens, rows, settings.max_model_len as usize);
-        Some(StepShape { tokens, rows, logits_rows: rows.min(self.max_logits_rows()), bounds })
+        let logits_rows = rows.min(self.max_logits_rows());
+        Some(StepShape { tokens, rows, logits_rows, bounds, ..StepShape::default() })
     }
 
     /// Shape of the eager decode step with the most rows and the longest contexts. Of all decode steps, this
     /// step needs the most memory for attention.
     fn widest_decode_shape(&self) -> StepShape {
         let (rows, longest) = (self.rows_max() as usize, self.config.settings.max_model_len);
-        let shape = step::graph_shape(rows, self.tokens_per_row() as usize, longest as usize);
+        let shape = self.capture_plan().decode_shape(rows, longest as usize);
         StepShape { logits_rows: rows.min(self.max_logits_rows()), ..shape }
     }
 
@@ -419,10 +435,10 @@ impl Executor {
 
     fn capture_plan(&self) -> GraphCapturePlan {
         let settings = &self.config.settings;
-        if !self.model.ops.device().captures_graphs() {
-            return GraphCapturePlan::default();
-        }
         let tokens_per_row = self.tokens_per_row();
+        if !self.model.ops.device().captures_graphs() {
+            return GraphCapturePlan { tokens_per_row, ..GraphCapturePlan::default() };
+        }
         let max_rows =
             (self.rows_max() as usize).min(self.max_logits_rows()) / tokens_per_row as usize;
         let rows = step::row_counts_to_capture(&settings.graph_capture, max_rows);
@@ -433,7 +449,13 @@ impl Executor {
             |config: SpeculativeConfig| matches!(config.method, SpeculativeMethod::Ngram { .. });
         let also_without_drafts =
             settings.speculative.is_some_and(is_ngram) && !settings.parallel.lockstep();
-        GraphCapturePlan { rows, tokens_per_row, also_without_drafts }
+        let width = match settings.speculative.filter(|_| self.state_slots() > 0) {
+            None => 0,
+            Some(config) if is_ngram(config) => 2, // A row may have fewer draft tokens than the maximum.
+            Some(_) => tokens_per_row as usize,
+        };
+        let replay = ReplayCaptureLimits { width, requests: settings.max_num_seqs as usize };
+        GraphCapturePlan { rows, tokens_per_row, also_without_drafts, replay }
     }
 
     fn state(&self, blocks: u32) -> Result<StepState, ExecutorError> {
@@ -450,8 +472,7 @@ impl Executor {
         let kv = layout(model, &self.kv_grouping)?;
         let draft_layout = |draft| layout(draft, &KvGrouping::single(draft));
         let draft_kv = draft.as_ref().map(draft_layout).transpose()?;
-        let states = state_layout(model, &self.kv_grouping, self.state_slots(), &self.ranks);
-        let states = states.map_err(uneven_heads_error)?;
+        let states = self.state_layout()?;
         let ranks = if device.captures_graphs() { 1 } else { self.config.settings.ranks_on_host };
         kv_sizing::check_states(states.as_ref(), self.model.ops.mem_info(), ranks.into())?;
         let tables =

@@ -42,5 +42,5 @@ pub(crate) fn precompile_shape(
     let lengths = |&len: &u32| BatchRowLengths { tokens: len as usize, context: len as usize };
     let bounds = BatchUpperBounds::of(lens.iter().map(lengths), rows_per_request);
     let tokens = lens.iter().sum::<u32>() as usize;
-    StepShape { tokens, rows, logits_rows: rows.min(logits_rows), bounds }
+    StepShape { tokens, rows, logits_rows: rows.min(logits_rows), bounds, ..StepShape::default() }
 }

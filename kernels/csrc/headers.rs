@@ -56,6 +56,7 @@ pub const HEADERS: &[(&str, &str)] = &[
     ("attention_single_row/merge_cluster.h", include_str!("attention_single_row/merge_cluster.h")),
     ("attention_single_row/share.h", include_str!("attention_single_row/share.h")),
     ("elementwise/elementwise.h", include_str!("elementwise/elementwise.h")),
+    ("gdn/gates.h", include_str!("gdn/gates.h")),
     ("fp8_gemm/tile.h", include_str!("fp8_gemm/tile.h")),
     ("fp8_gemm_small_m/rows.h", include_str!("fp8_gemm_small_m/rows.h")),
     ("fp8_gemm_small_m/share.h", include_str!("fp8_gemm_small_m/share.h")),

@@ -4,7 +4,7 @@
 //!
 //! Most layers are gated delta nets; the other layers are GQA with QK norm, partial RoPE and an output gate. Norm
 //! weights are zero-centred, except those in gated delta nets. The two families store the input projections of gated
-//! delta nets differently. Reference outputs for tests: `tests/data/golden/qwen3_next-*`, `qwen3_5*`.
+//! delta nets differently. Checkpoints have an MTP module, whose decoder layer is an attention layer. Reference outputs for tests: `tests/data/golden/qwen3_next-*`, `qwen3_5*`.
 
 use crate::layers::{
     DecoderLayer, DecoderModel, FeedForward, GatedDeltaNet, GqaAttention, ResidualStream,
@@ -45,6 +45,18 @@ impl DecoderLayer for Qwen3NextLayer {
             TokenMixer::DeltaNet(net) => net.forward(f, x, &self.mixer_norm, logits_indices)?,
         }
         self.mlp.forward(f, x, &self.mlp_norm, logits_indices)
+    }
+
+    /// Only MTP modules, which are attention layers, are run without their MLP.
+    fn write_kv_only(
+        &self,
+        f: &ForwardContext<'_>,
+        x: &mut ResidualStream,
+    ) -> Result<(), ForwardError> {
+        match &self.mixer {
+            TokenMixer::Attention(attn) => attn.write_kv_only(f, x, &self.mixer_norm),
+            TokenMixer::DeltaNet(_) => self.forward(f, x, None),
+        }
     }
 
     fn load(

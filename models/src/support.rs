@@ -61,7 +61,7 @@ const UNCAPPED: &str = "`final_logit_softcapping`: null";
 const DENSE_GRANITE: &str = "`num_local_experts`: 0; `layer_types`: `attention` in every layer";
 const MXFP4_EXPERTS: &str =
     "MXFP4 experts (`quant_method`: `mxfp4`) are dequantised when they are loaded on CPUs";
-const NO_DRAFTS: &str = "no speculative decoding; MTP modules are not loaded";
+const NO_DRAFT_MODEL: &str = "cannot be a draft model; `mtp_num_hidden_layers`: 1 for `mtp`";
 const FULL_ROPE: &str =
     "`rope_scaling`: `linear`, `llama3` and `yarn`; no partial rotary embedding";
 
@@ -89,8 +89,9 @@ const DEEPSEEK_BASE: ArchitectureSupport = ArchitectureSupport {
 
 const HYBRID: ArchitectureSupport = ArchitectureSupport {
     attention: AttentionKind::GatedDelta,
+    has_mtp: true,
     amd: AmdEvidence::Sources,
-    limits: &[NO_DRAFTS],
+    limits: &[NO_DRAFT_MODEL],
     ..DENSE
 };
 
@@ -204,7 +205,7 @@ const QWEN35: ArchitectureSupport =
     ArchitectureSupport { examples: &["Qwen3.5 (text only)"], ..HYBRID };
 const QWEN35_MULTIMODAL: ArchitectureSupport = ArchitectureSupport {
     examples: &["Qwen3.5-0.8B to 27B", "Qwen3.6-27B"],
-    limits: &[TEXT_PART, NO_DRAFTS],
+    limits: &[TEXT_PART, NO_DRAFT_MODEL],
     ..HYBRID
 };
 const QWEN35_MOE: ArchitectureSupport =
@@ -212,7 +213,7 @@ const QWEN35_MOE: ArchitectureSupport =
 const QWEN35_MOE_MULTIMODAL: ArchitectureSupport = ArchitectureSupport {
     examples: &["Qwen3.5-35B-A3B, 122B-A10B, 397B-A17B", "Qwen3.6-35B-A3B"],
     has_experts: true,
-    limits: &[TEXT_PART, NO_DRAFTS],
+    limits: &[TEXT_PART, NO_DRAFT_MODEL],
     ..HYBRID
 };
 const LLAMA_EAGLE3: ArchitectureSupport = ArchitectureSupport {

@@ -340,9 +340,12 @@ fn layer_tensors(config: &ModelConfig, layer: usize) -> Vec<TensorSpec> {
 }
 
 /// Returns the weights that MTP modules store as copies of weights of the target model, as pairs of the name
-/// of the copy and the name of the original.
+/// of the copy and the name of the original. MTP modules of Qwen3-Next and Qwen3.5 store no copies.
 #[must_use]
 pub fn mtp_copies(config: &ModelConfig) -> Vec<(String, &'static str)> {
+    if config.gated_delta.is_some() {
+        return Vec::new();
+    }
     let head = if config.tied { EMBEDDING } else { HEAD };
     let of_layer = |i: usize| {
         [("embed_tokens.weight", EMBEDDING), ("shared_head.head.weight", head)]

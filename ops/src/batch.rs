@@ -2,7 +2,7 @@
 //! tables.
 
 use device::{DType, MatRef};
-use kernels::step::RowMetadataField;
+use kernels::step::{ReplayShape, RowMetadataField};
 use kernels::{AttentionMetadata, BatchRowLengths, BatchUpperBounds, StateSlotRows};
 
 use crate::error::check_size;
@@ -85,6 +85,8 @@ pub struct DeviceBatchMetadata {
     /// Upper bounds of the rows (such as the longest row and the longest context), by which kernels are
     /// selected.
     pub bounds: BatchUpperBounds,
+    /// Sizes of the updates of recurrent states after sampling.
+    pub replay: ReplayShape,
 }
 
 impl DeviceBatchMetadata {
@@ -115,6 +117,7 @@ impl DeviceBatchMetadata {
             table_rows: None,
             row_facts: state_facts(ops, &inputs.state_slots, rows)?,
             bounds: inputs.bounds(),
+            replay: ReplayShape::default(),
         })
     }
 

@@ -3,7 +3,7 @@
 //! row.
 
 use device::DType;
-use kernels::step::{DraftHiddenStates, DraftPassArgs, DraftPassArrays};
+use kernels::step::{DraftHiddenStates, DraftPassArgs, DraftPassArrays, ReplayShape};
 use kernels::{
     AllGatherFn, BatchRowLengths, BatchUpperBounds, DraftArgmax, DraftHiddenStateGather,
     DraftHiddenStateWrite, DraftIdTranslation, DraftInsertion, DraftPassPreparation,
@@ -132,6 +132,7 @@ impl DraftBuffers {
             table_rows: Some(self.row_seq_slots.narrow(&[rows])?),
             row_facts: None,
             bounds: BatchUpperBounds::of(std::iter::repeat_n(row, rows), 1),
+            replay: ReplayShape::default(),
         };
         Ok((batch, self.ids.narrow(&[rows])?))
     }

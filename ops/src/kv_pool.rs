@@ -6,6 +6,7 @@ use std::cell::{Ref, RefCell, RefMut};
 use device::{Buffer, DType, DeviceError};
 use kernels::{KvLayout, MlaKvLayout, RecurrentStateLayout};
 
+use crate::replay_buffers::{ReplayBufferLimits, ReplayBuffers};
 use crate::{OpError, Ops};
 
 /// Layout of a KV pool: what it stores per token and layer.
@@ -83,6 +84,15 @@ pub struct KvPool {
 pub(crate) struct DeviceStatePool {
     pub(crate) bytes: RefCell<Buffer>,
     pub(crate) layout: RecurrentStateLayout,
+    replay: Option<RefCell<ReplayBuffers>>,
+}
+
+impl DeviceStatePool {
+    /// Returns the buffers for rows with draft tokens.
+    pub(crate) fn replay(&self, op: &'static str) -> Result<&RefCell<ReplayBuffers>, OpError> {
+        let missing = OpError::Pool { op, stores: "no inputs of rows with draft tokens" };
+        self.replay.as_ref().ok_or(missing)
+    }
 }
 
 impl KvPool {
@@ -104,9 +114,18 @@ impl KvPool {
         let allocate = |layout: RecurrentStateLayout| -> Result<_, OpError> {
             layout.check()?;
             let bytes = RefCell::new(ops.device.alloc(layout.bytes())?);
-            Ok(DeviceStatePool { bytes, layout })
+            Ok(DeviceStatePool { bytes, layout, replay: None })
         };
         self.states = layout.map(allocate).transpose()?;
+        Ok(self)
+    }
+
+    /// Allocates the buffers for rows with draft tokens, if the pool has recurrent states.
+    pub fn with_replay(mut self, ops: &Ops, limits: ReplayBufferLimits) -> Result<Self, OpError> {
+        if let Some(states) = &mut self.states {
+            let buffers = ReplayBuffers::new(ops, &states.layout, limits)?;
+            states.replay = Some(RefCell::new(buffers));
+        }
         Ok(self)
     }
 

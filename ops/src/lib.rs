@@ -23,6 +23,7 @@ mod moe_dispatch;
 mod pooled_sums;
 mod prefetch;
 mod recurrent;
+mod replay_buffers;
 mod secondary_stream;
 mod sequence_slots;
 mod shared_experts;
@@ -49,7 +50,7 @@ pub use expert_load::{
 pub use expert_packing::{ExpertMatrices, SharedExpertMatrices};
 pub use fused_linear::{DownProjectionInput, GatedMlpWeights, RmsNormParams};
 pub use kernels::step::{
-    DraftVerification, RULE_HISTORY, RULE_MASKED, RowMetadataField, SAMPLE_ALL_MASKED,
+    DraftVerification, RULE_HISTORY, RULE_MASKED, ReplayShape, RowMetadataField, SAMPLE_ALL_MASKED,
     SAMPLE_DRAFT_ACCEPTED, SAMPLE_NON_FINITE, SAMPLE_OK, SampledToken, SequenceSamplingParams,
     StagedDraftRow, StagedLogitEdit, StagedLogitsRow, StagedSequenceInit, StagedStepRow,
     StagedTableChange, StagingBuffer, StagingHeader,
@@ -66,6 +67,7 @@ pub use moe::{ExpertBiases, ExpertRouting, ExpertsPerToken, PackedExperts, Route
 pub use moe_dispatch::MoeDispatchPlan;
 pub use pooled_sums::MeanPoolingSums;
 pub use recurrent::DeltaRuleParams;
+pub use replay_buffers::ReplayBufferLimits;
 pub use sequence_slots::{DeviceSequenceSlots, SequenceSlotLimits};
 pub use shared_experts::{SharedExpertMlp, SharedExperts};
 pub use step_buffers::{

@@ -1,6 +1,11 @@
 //! Layers with recurrent state: gated delta nets, and the output gate of the attention layers between them.
 
-use kernels::{CausalConvolution, GatedDeltaRule, GatedRmsNorm, SigmoidGating};
+use std::cell::{Ref, RefCell};
+
+use kernels::{CausalConvolution, GatedDeltaRule, GatedRmsNorm, SigmoidGating, StateSlotRows};
+
+use crate::kv_pool::DeviceStatePool;
+use crate::replay_buffers::ReplayBuffers;
 
 use crate::{DeviceBatchMetadata, KvPool, OpError, Ops, Tensor};
 
@@ -29,6 +34,7 @@ impl Ops {
     ) -> Result<Tensor, OpError> {
         self.launch_order.interrupt();
         let states = kv.states("causal_convolution")?;
+        let replay = replay_of(states, batch, "causal_convolution")?;
         let mut y = self.scratch(x.dtype(), &[x.rows(), states.layout.conv_channels()])?;
         let op = CausalConvolution {
             y: y.mat_mut()?,
@@ -37,7 +43,7 @@ impl Ops {
             pool: &mut states.bytes.borrow_mut(),
             layout: &states.layout,
             layer,
-            rows: batch.state_rows()?,
+            rows: state_rows(batch, replay.as_deref())?,
         };
         self.device.launch(&self.stream, op)?;
         Ok(y)
@@ -56,6 +62,7 @@ impl Ops {
     ) -> Result<Tensor, OpError> {
         self.launch_order.interrupt();
         let states = kv.states("gated_delta_rule")?;
+        let replay = replay_of(states, batch, "gated_delta_rule")?;
         let heads = gates.cols() / 2;
         let mut o = self.scratch(qkv.dtype(), &[qkv.rows(), states.layout.value_channels()])?;
         let op = GatedDeltaRule {
@@ -68,7 +75,7 @@ impl Ops {
             pool: &mut states.bytes.borrow_mut(),
             layout: &states.layout,
             layer: params.layer,
-            rows: batch.state_rows()?,
+            rows: state_rows(batch, replay.as_deref())?,
         };
         self.device.launch(&self.stream, op)?;
         Ok(o)
@@ -97,6 +104,24 @@ impl Ops {
         let gate = last_columns(gates, x.cols())?;
         Ok(self.device.launch(&self.stream, SigmoidGating { x: x.mat_mut()?, gate })?)
     }
+}
+
+/// Returns the buffers for rows with draft tokens, if the step has such rows.
+fn replay_of<'a>(
+    states: &'a DeviceStatePool,
+    batch: &DeviceBatchMetadata,
+    op: &'static str,
+) -> Result<Option<Ref<'a, ReplayBuffers>>, OpError> {
+    (batch.replay.rows > 0).then(|| states.replay(op).map(RefCell::borrow)).transpose()
+}
+
+/// Returns the rows of the batch with the state slots that they read and write.
+fn state_rows<'a>(
+    batch: &'a DeviceBatchMetadata,
+    replay: Option<&'a ReplayBuffers>,
+) -> Result<StateSlotRows<'a>, OpError> {
+    let rows = batch.state_rows()?;
+    replay.map_or(Ok(rows), |replay| replay.state_rows(rows))
 }
 
 /// Returns a view of the last `cols` columns of `x`.

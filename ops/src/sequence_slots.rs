@@ -10,7 +10,7 @@ use crate::{OpError, Ops, Tensor};
 /// also stored elsewhere.
 #[derive(Debug)]
 pub struct DeviceSequenceSlots {
-    latest: Tensor,             // i32 [seq_slots, 3]
+    pub(crate) latest: Tensor,  // i32 [seq_slots, 3]
     pub(crate) tables: Tensor,  // i32 [groups · seq_slots, width]
     pub(crate) history: Tensor, // i32 [seq_slots, max_len]
     masks: Tensor,              // i32 [seq_slots, ceil(vocab / 32)]

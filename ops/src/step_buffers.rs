@@ -4,7 +4,7 @@
 
 use device::{CopyInFlight, DType, MatRef, PinnedBuffer};
 use kernels::step::{
-    DraftVerification, PreparedStep, RowMetadataField, SampledToken, SamplerOutputArrays,
+    DraftVerification, PreparedStep, ReplayShape, RowMetadataField, SampledToken, SamplerOutputArrays,
     StagingBuffer, StagingBufferView, StepInputArrays,
 };
 use kernels::{
@@ -52,6 +52,8 @@ pub struct StepShape {
     /// Upper bounds of the rows (such as the longest row and the longest context); for a captured graph, the
     /// bounds of all steps that replay it.
     pub bounds: BatchUpperBounds,
+    /// Sizes of the updates of recurrent states after sampling.
+    pub replay: ReplayShape,
 }
 
 /// Device memory of the inputs and sampler outputs of a step.
@@ -152,6 +154,7 @@ impl StepBuffers {
             table_rows: Some(self.row_facts.narrow(&[rows])?), // Row `RowMetadataField::SequenceSlot`.
             row_facts: Some(self.row_facts.narrow(self.row_facts.shape())?),
             bounds: shape.bounds,
+            replay: shape.replay,
         };
         Ok((batch, self.ids.narrow(&[tokens])?))
     }

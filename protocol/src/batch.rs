@@ -127,7 +127,8 @@ pub struct BlockTableUpdate {
 
 /// State slots of one row in one state group.
 ///
-/// The row reads the state before its first position and writes the state after its last position. Rows of one
+/// The row reads the state before its first position and writes the state after its last position; with draft tokens, it is
+/// the state after the accepted draft tokens. Rows of one
 /// step may read the same slot; a slot that a row writes is read or written by no other row of the step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StateSlotAccess {

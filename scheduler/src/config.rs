@@ -67,10 +67,6 @@ impl SchedulerConfig {
     fn validate_pool(&self) -> Result<(), SchedulerConfigError> {
         let limits = &self.limits;
         let block_tokens = self.kv.spec.block_tokens;
-        if self.kv.spec.has_state() && limits.draft_tokens > 0 {
-            let draft_tokens = limits.draft_tokens;
-            return Err(SchedulerConfigError::SpeculationWithState { draft_tokens });
-        }
         let (blocks, max_model_len) = (self.kv.blocks, limits.max_model_len);
         let in_flight = limits.request_tokens_in_flight();
         let needed = self.kv.spec.blocks_of_request(max_model_len, in_flight);
@@ -121,15 +117,6 @@ pub enum SchedulerConfigError {
         min: u64,
         /// Largest valid value.
         max: u64,
-    },
-    /// Speculative decoding is configured for a model with recurrent state. Rejected draft tokens would have to be
-    /// removed from the state.
-    #[error(
-        "speculative decoding with {draft_tokens} draft tokens is not supported for models with recurrent state"
-    )]
-    SpeculationWithState {
-        /// Configured number of draft tokens per row.
-        draft_tokens: u8,
     },
     /// The KV pool cannot hold one request of length `max_model_len`.
     #[error(
@@ -184,20 +171,5 @@ mod tests {
         let error =
             validation_error(|config| config.kv.hash_bits = 0).expect("hash_bits is invalid");
         assert_eq!(error, KvConfigError::HashBits { bits: 0 }.to_string());
-    }
-
-    #[test]
-    fn drafts_are_rejected_for_models_with_state() {
-        let with_state = |draft_tokens| {
-            validation_error(|config| {
-                let kind = KvKind::State { slots_per_request: 1, bytes_per_slot: 8 };
-                config.kv.spec.groups.push(KvGroup { layers: vec![1], kind, bytes_per_block: 0 });
-                config.kv.state_slots = 3;
-                config.limits.draft_tokens = draft_tokens;
-            })
-        };
-        assert_eq!(with_state(0), None);
-        let error = SchedulerConfigError::SpeculationWithState { draft_tokens: 2 };
-        assert_eq!(with_state(2), Some(error.to_string()));
     }
 }

@@ -175,7 +175,8 @@ impl StepPlanner<'_> {
 
     /// Returns the number of draft tokens of a decode row. It is 0 if the request's previous row since its
     /// admission did not sample, and 0 while grammar bitmasks of the request are overdue or slow. A row that
-    /// is planned without a bitmask has no draft tokens at positions that need a bitmask.
+    /// is planned without a bitmask has no draft tokens at positions that need a bitmask. Draft tokens end before the next
+    /// checkpoint of recurrent state.
     fn draft_count(&self, request: &Request) -> u32 {
         if !request.slot_has_drafts || !request.mask_state.allows_drafts() {
             return 0;
@@ -187,6 +188,7 @@ impl StepPlanner<'_> {
         };
         let draft_slack = u32::from(request.draft_slack);
         let positions_left = last_position.saturating_sub(request.known_len() + draft_slack + 1);
+        let positions_left = positions_left.min(request.drafts_to_checkpoint(self.kv, self.limits));
         u32::from(self.limits.draft_tokens).min(positions_left).min(self.budget - 1)
     }
 

@@ -31,6 +31,9 @@ pub(crate) struct GoldenFixture {
     pub(crate) draft_tokens: Vec<i32>,
     /// Logits of the MTP module for the last few of `draft_tokens`: `[positions, vocab_size]`.
     pub(crate) draft_logits: Vec<Vec<f32>>,
+    /// Positions, each with a chain of draft tokens that follow it. Each draft token of a chain is computed from the
+    /// module's output for the previous draft token.
+    pub(crate) draft_chains: Vec<(usize, Vec<i32>)>,
 }
 
 /// Tolerance for the results of one fixture in 16-bit types. The fixture file states the reason for the
@@ -100,6 +103,7 @@ impl GoldenFixture {
             greedy: rows(&ids("greedy"), tensor("greedy").shape[1]),
             draft_tokens: if drafts { ids("draft_tokens") } else { vec![] },
             draft_logits: if drafts { rows(&floats("draft_logits"), width) } else { vec![] },
+            draft_chains: if drafts { chains(&tensor("chained_behind"), &tensor("chains")) } else { vec![] },
         }
     }
 }
@@ -132,17 +136,22 @@ impl Eagle3Fixture {
             serde_json::from_str(header["__metadata__"]["golden"].as_str().unwrap()).unwrap();
         let tensor = |name: &str| FixtureTensor::read(&header[name], data);
         let ids = |name: &str| tensor(name).words(i32::from_le_bytes);
-        let (logits, chains) = (tensor("draft_logits"), tensor("chains"));
-        let starts = ids("chained_behind").into_iter().map(|at| at as usize);
+        let logits = tensor("draft_logits");
         Self {
             model: about["model"].as_str().unwrap().to_owned(),
             config: about["config"].as_str().unwrap().to_owned(),
             seed: about["seed"].as_u64().unwrap(),
             tokens: ids("draft_tokens"),
             logits: rows(&logits.words(f32::from_le_bytes), logits.shape[1]),
-            chains: starts.zip(rows(&ids("chains"), chains.shape[1])).collect(),
+            chains: chains(&tensor("chained_behind"), &tensor("chains")),
         }
     }
+}
+
+/// Returns the positions in `starts`, each with its row of `tokens`.
+fn chains(starts: &FixtureTensor<'_>, tokens: &FixtureTensor<'_>) -> Vec<(usize, Vec<i32>)> {
+    let starts = starts.words(i32::from_le_bytes).into_iter().map(|at| at as usize);
+    starts.zip(rows(&tokens.words(i32::from_le_bytes), tokens.shape[1])).collect()
 }
 
 /// Checkpoint that a quantisation tool wrote, with reference logits.

@@ -20,7 +20,8 @@ A fixture contains one random sequence of 150 tokens with the logits of every po
 states after each layer at the last 16 positions, and the experts chosen by each sparse layer; then,
 for prompts made of the first 1, 2, 17, 65 and 150 tokens, 64 tokens of greedy decoding. Attention is
 causal, so every shorter prompt is contained in the long one. For a model with an MTP module it also
-contains the module's most likely draft token at each position, and its logits at the last 48.
+contains the module's most likely draft token at each position, its logits at the last 48, and chains
+of four draft tokens after some positions, each from the module's previous output.
 An EAGLE-3 layer has its own fixture in `drafts/`, in addition to that of its target model: the same
 data, and chains of four draft tokens after some positions, each from the layer's previous output.
 Files in `pooling/` have the pooled hidden states of prompts, and the scores of a classification head.
@@ -571,6 +572,10 @@ CASES = {
         config("Qwen3_5ForCausalLM", 4, 2, 32, tie_word_embeddings=True, **QWEN3_5),
     ),
     "qwen3_5_moe-fused-d256": config("Qwen3_5MoeForCausalLM", 4, 2, 256, **QWEN3_5_MOE),
+    "qwen3_next-mtp": config(
+        "Qwen3NextForCausalLM", 4, 2, 32, **(MOE | QWEN3_NEXT | {"norm_topk_prob": True, "mtp_num_hidden_layers": 1})
+    ),
+    "qwen3_5-mtp": config("Qwen3_5ForCausalLM", 4, 1, 32, **(QWEN3_5 | {"mtp_num_hidden_layers": 1})),
     "phi3-default": phi3(4, 2, sliding_window=1024),
     "phi3-window-tied": phi3(4, 1, sliding_window=47, tie_word_embeddings=True),
     "phi3-longrope-tied": phi3(4, 1, tie_word_embeddings=True, **LONGROPE),
@@ -1037,12 +1042,15 @@ class DraftLayer:
 
     `h'_i = M [norm(embed(t_{i+1})); norm(h_i)]`, in the order of the published weights; one block of
     the model over all of these; then a norm and the model's own head. `h_i` is the input of the head.
+    Qwen3-Next and Qwen3.5 have the same module, whose block is an attention layer and whose norms are
+    zero-centred (vLLM `qwen3_next_mtp.py`, `qwen3_5_mtp.py`).
     """
 
     def __init__(self, watched: Watched, seed: int):
         self.watched = watched
         config = watched.model.config
         prefix = f"model.layers.{config.num_hidden_layers}."
+        assert "linear_attn" not in watched.model.model.layers[-1]._modules
         layer = type(watched.model.model.layers[-1])(config, config.num_hidden_layers - 1)
         self.layer = layer.to(torch.float32).eval()
 
@@ -1058,29 +1066,46 @@ class DraftLayer:
         self.norms = [made(f"{n}.weight", width) for n in ("enorm", "hnorm", "shared_head.norm")]
         self.join = made("eh_proj.weight", width, 2 * width)
         self.routes: list[tuple[torch.Tensor, ...]] = []
-        self.layer.mlp.gate.register_forward_hook(lambda _, __, out: self.routes.append(out))
+        self.routers = [self.layer.mlp.gate] if hasattr(self.layer.mlp, "gate") else []
+        for router in self.routers:
+            router.register_forward_hook(lambda _, __, out: self.routes.append(out))
 
     @torch.no_grad()
-    def logits(self, tokens: list[int]) -> torch.Tensor:
-        """Logits `[tokens - 1, vocab_size]`: at each token but the first, those of the token after it."""
+    def states(self, tokens: list[int]) -> torch.Tensor:
+        """Hidden states of the model, `[tokens, hidden_size]`."""
+        return self.watched.model.model(torch.tensor([tokens])).last_hidden_state[0]
+
+    @torch.no_grad()
+    def run(self, tokens: list[int], states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Logits for each pair of a token and the hidden state before it, and the module's outputs, which replace the
+        hidden states for the next draft token."""
+        centre = 1.0 if self.watched.case["model_type"] in ZERO_CENTRED else 0.0
 
         def norm(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
-            return w * (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.watched.case["rms_norm_eps"]))
+            return (centre + w) * (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.watched.case["rms_norm_eps"]))
 
         body = self.watched.model.model
-        ids = torch.tensor([tokens])
-        hidden = body(ids).last_hidden_state[:, :-1]
-        embedded = body.embed_tokens(ids[:, 1:])
-        joined = torch.cat([norm(embedded, self.norms[0]), norm(hidden, self.norms[1])], -1) @ self.join.T
+        embedded = body.embed_tokens(torch.tensor([tokens]))
+        joined = torch.cat([norm(embedded, self.norms[0]), norm(states[None], self.norms[1])], -1) @ self.join.T
         count = joined.shape[1]
         unseen = torch.full((count, count), -math.inf).triu(1)[None, None]
         turns = body.rotary_emb(joined, torch.arange(count)[None])
         self.routes.clear()
-        out = first(self.layer(joined, attention_mask=unseen, position_embeddings=turns))
-        return self.watched.model.lm_head(norm(out, self.norms[2]))[0]
+        out = norm(first(self.layer(joined, attention_mask=unseen, position_embeddings=turns)), self.norms[2])[0]
+        return self.watched.model.lm_head(out), out
+
+    def chain(self, tokens: list[int], states: torch.Tensor) -> tuple[list[int], float, float]:
+        """Four draft tokens after the last token, and the smallest gaps; `states` are those of all but the last token."""
+        tokens, drafts, gaps = tokens[1:], [], [math.inf, math.inf]
+        for _ in range(CHAIN):
+            logits, made = self.run(tokens, states)
+            gaps = [min(gaps[0], logit_gap(logits[-1])), min(gaps[1], self.router_gap())]
+            drafts.append(int(logits[-1].argmax()))
+            tokens, states = tokens + drafts[-1:], torch.cat([states, made[-1:]])
+        return drafts, *gaps
 
     def router_gap(self) -> float:
-        return self.watched.gap_of([self.layer.mlp.gate], self.routes)
+        return self.watched.gap_of(self.routers, self.routes)
 
 
 class Eagle3:
@@ -1241,14 +1266,24 @@ def attempt(case: dict, seed: int):
     }
     if (chosen := watched.chosen()) is not None:
         tensors["routes"] = chosen
-    if case.get("num_nextn_predict_layers"):
+    if case.get("num_nextn_predict_layers") or case.get("mtp_num_hidden_layers"):
         draft = DraftLayer(watched, seed)
-        logits = draft.logits(tokens)
+        states = draft.states(tokens)
+        logits, _ = draft.run(tokens[1:], states[:-1])
         gaps = [min(gaps[0], logit_gap(logits)), min(gaps[1], draft.router_gap())]
-        if gaps[0] < LOGIT_GAP or gaps[1] < ROUTER_GAP:
-            return None
         tensors["draft_tokens"] = logits.argmax(-1).numpy().astype(np.int32)
         tensors["draft_logits"] = logits[-DRAFTS:].numpy().astype(np.float32)
+        chains = []
+        for at in CHAINS:
+            if gaps[0] < LOGIT_GAP or gaps[1] < ROUTER_GAP:
+                return None
+            chain, *clear = draft.chain(tokens[: at + 1], states[:at])
+            gaps = [min(pair) for pair in zip(gaps, clear)]
+            chains.append(chain)
+        if gaps[0] < LOGIT_GAP or gaps[1] < ROUTER_GAP:
+            return None
+        tensors["chained_behind"] = np.array(CHAINS, dtype=np.int32)
+        tensors["chains"] = np.array(chains, dtype=np.int32)
     rows = []
     for length in PROMPTS:
         if (found := greedy(watched, tokens[:length])) is None:

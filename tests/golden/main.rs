@@ -157,6 +157,8 @@ cases! {
     gpt_oss_plain_limits => "gpt_oss-plain-limits",
     qwen3_next_grouped => "qwen3_next-grouped",
     qwen3_next_plain_d64 => "qwen3_next-plain-d64",
+    qwen3_next_mtp => "qwen3_next-mtp",
+    qwen3_5_mtp => "qwen3_5-mtp",
     qwen3_5_text_tied => "qwen3_5-text-tied",
     qwen3_5_moe_fused_d256 => "qwen3_5_moe-fused-d256",
     phi3_default => "phi3-default",

@@ -488,10 +488,22 @@ impl<'a> ModelHarness<'a> {
     /// Runs the MTP module on a row; returns its logits for each token. `before`: for each token, the model's
     /// hidden state of the previous token.
     pub(crate) fn mtp_logits(&self, row: &SequenceRow, before: &[Vec<f32>]) -> Vec<Vec<f32>> {
-        self.with(&[row], |f, ids| {
+        self.mtp_outputs(row, before).0
+    }
+
+    /// As `mtp_logits`, but also returns the module's hidden states, from which the next draft token is computed.
+    pub(crate) fn mtp_outputs(
+        &self,
+        row: &SequenceRow,
+        before: &[Vec<f32>],
+    ) -> (Vec<Vec<f32>>, Vec<Vec<f32>>) {
+        let mut states = Vec::new();
+        let logits = self.with(&[row], |f, ids| {
             let hidden = self.mtp.as_ref().unwrap().forward(f, ids, &self.tensor(before)).unwrap();
+            states = matrix(&self.ops, &hidden).unwrap();
             self.model.logits(f, &hidden).unwrap()
-        })
+        });
+        (logits, states)
     }
 
     /// As `mtp_logits`, but also returns the experts that the MTP module selects, in ascending order:

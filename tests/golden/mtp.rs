@@ -10,7 +10,7 @@ use crate::model_harness::{
     top,
 };
 
-const NAME: &str = "deepseek_v3-mtp";
+const NAMES: [&str; 3] = ["deepseek_v3-mtp", "qwen3_next-mtp", "qwen3_5-mtp"];
 /// Maximum absolute difference between logits on the CPU in f32 and logits of the reference, which adds in
 /// another order.
 const TOLERANCE: f32 = 1e-4;
@@ -53,6 +53,30 @@ fn matches_reference(rank_context: &RankContext, fixture: &GoldenFixture) {
             );
         }
     }
+    chains_match_reference(&harness, fixture, &row, &hidden);
+}
+
+/// Each draft token of a chain is computed from the module's output for the previous draft token. The KV entries that a
+/// chain writes do not affect the next chain.
+fn chains_match_reference(
+    harness: &ModelHarness<'_>,
+    fixture: &GoldenFixture,
+    row: &SequenceRow,
+    hidden: &[Vec<f32>],
+) {
+    for (at, chain) in &fixture.draft_chains {
+        let mut row = row.clone();
+        let (mut logits, mut states) = harness.mtp_outputs(&row.part(1, *at), &hidden[..*at]);
+        for (i, expected) in chain.iter().enumerate() {
+            let last = logits.len() - 1;
+            let draft_token = top(&logits[last]) as i32;
+            assert_eq!(draft_token, *expected, "draft {i} after {at}");
+            let position = at + 1 + i;
+            row.tokens.resize(row.tokens.len().max(position + 1), 0);
+            row.tokens[position] = draft_token;
+            (logits, states) = harness.mtp_outputs(&row.part(position, 1), &states[last..]);
+        }
+    }
 }
 
 #[test]
@@ -60,16 +84,17 @@ fn mtp_logits_match_the_reference() {
     if model_harness::on_a_gpu() {
         return; // On GPUs, MTP modules are compared with the CPU in executor/tests/emulated_gpu.
     }
-    let fixture = GoldenFixture::read(NAME);
-    matches_reference(&RankContext::single(), &fixture);
-    for (size, sharing) in [
-        (2, ShardingMode::TensorParallel),
-        (4, ShardingMode::TensorParallel),
-        (2, ShardingMode::ExpertParallel),
-    ] {
-        run_ranks(size, sharing, HalfDtype::BF16, |rank_context| {
-            matches_reference(rank_context, &fixture);
-        });
+    for fixture in NAMES.map(GoldenFixture::read) {
+        matches_reference(&RankContext::single(), &fixture);
+        let sizes: &[usize] = if fixture.config.contains("\"linear_num_key_heads\": 2") { &[2] } else { &[2, 4] };
+        let tensor_parallel = sizes.iter().map(|&size| (size, ShardingMode::TensorParallel));
+        let has_experts = !fixture.routes.is_empty();
+        let expert_parallel = has_experts.then_some((2, ShardingMode::ExpertParallel));
+        for (size, sharing) in tensor_parallel.chain(expert_parallel) {
+            run_ranks(size, sharing, HalfDtype::BF16, |rank_context| {
+                matches_reference(rank_context, &fixture);
+            });
+        }
     }
 }
 
@@ -91,11 +116,12 @@ fn batched_and_single(
     let one = |t: usize| harness.traced_mtp_logits(&row.part(t, 1), &before[t - 1..t]);
     let few: (Vec<_>, Vec<_>) = (1..=before.len()).map(one).unzip();
     [many, (few.0.concat(), few.1.concat())].map(|(mut logits, own)| {
-        let first = own.len() - fixture.draft_logits.len();
+        let first = logits.len() - fixture.draft_logits.len();
         let of_model = |t: usize| main.iter().map(move |layer| layer[t].clone());
-        let routes = (first..).zip(&own[first..]);
-        let routes = routes.map(|(t, own)| of_model(t).chain([own.clone()]).collect());
-        (logits.split_off(first), routes.collect())
+        let of_module = |t: usize| own.get(t).cloned();
+        let routes = (first..logits.len()).map(|t| of_model(t).chain(of_module(t)).collect());
+        let routes = routes.collect();
+        (logits.split_off(first), routes)
     })
 }
 
@@ -106,10 +132,13 @@ fn mtp_logits_in_bf16_are_close() {
     if model_harness::on_a_gpu() {
         return;
     }
-    let fixture = GoldenFixture::read(NAME);
+    NAMES.map(GoldenFixture::read).iter().for_each(bf16_is_close);
+}
+
+fn bf16_is_close(fixture: &GoldenFixture) {
     let rank_context = RankContext::single();
-    let [(_, exact), _] = batched_and_single(&rank_context, &fixture, DType::F32);
-    for (logits, routes) in batched_and_single(&rank_context, &fixture, DType::BF16) {
+    let [(_, exact), _] = batched_and_single(&rank_context, fixture, DType::F32);
+    for (logits, routes) in batched_and_single(&rank_context, fixture, DType::BF16) {
         let positions: Vec<usize> = (0..exact.len()).filter(|&t| routes[t] == exact[t]).collect();
         println!("same experts at {} of {} drafts", positions.len(), exact.len());
         let least = fixture.bf16_gate.same_experts * exact.len() as f64;
@@ -117,6 +146,6 @@ fn mtp_logits_in_bf16_are_close() {
         let rows = |of: &[Vec<f32>]| -> Vec<Vec<f32>> {
             positions.iter().map(|&t| of[t].clone()).collect()
         };
-        check_half(&fixture, &closeness(&rows(&logits), &rows(&fixture.draft_logits)), DType::BF16);
+        check_half(fixture, &closeness(&rows(&logits), &rows(&fixture.draft_logits)), DType::BF16);
     }
 }

@@ -1,7 +1,9 @@
 //! The simulated executors of one replica and their link in both directions. The link keeps the order of
 //! messages, delays them and may fail.
 
-use crate::hash_model::{HashModel, HashModelConfig, InvalidBatchError, KvSlotAccess};
+use crate::hash_model::{
+    HashModel, HashModelConfig, InvalidBatchError, KvSlotAccess, StateReplayTokens,
+};
 use crate::mask_worker::MaskedRowGrammar;
 use crate::sim_config::SimConfig;
 use protocol::{
@@ -102,6 +104,11 @@ impl SimExecutor {
             queue: VecDeque::new(),
             last_arrival_ms: 0,
         }
+    }
+
+    /// Sets which tokens of rows with draft tokens are applied to the states.
+    pub(crate) fn set_replay(&mut self, tokens: StateReplayTokens) {
+        self.model.replay = tokens;
     }
 
     /// Queues a batch and the grammars of its rows that are sampled under a grammar. The message arrives at

@@ -3,6 +3,7 @@
 //! rules that the simulator shares with the server. Faults inside the scheduler and the KV cache are patches
 //! in `tests/sim/mutants`.
 
+use crate::hash_model::StateReplayTokens;
 use protocol::{
     Batch, BatchRow, Epoch, KvEvent, Replica, RequestId, RowInput, StateSlot, StepId, StepOutput,
 };
@@ -64,6 +65,10 @@ pub(crate) enum InjectedFault {
     StaleStateRestored,
     /// A decode row writes the state slot next to its own.
     StateWrittenToOtherSlot,
+    /// After verification, the device applies rejected draft tokens to the state as well.
+    StateReplayOfRejectedDrafts,
+    /// After verification, the device applies no accepted draft token to the state.
+    StateReplayWithoutDrafts,
     /// In a lockstep group, a rank without rows gets no batch.
     IdleRankGetsNoBatch,
     /// Each rank of a lockstep group pads its MoE layers to its own number of tokens.
@@ -100,12 +105,14 @@ impl InjectedFault {
     ];
 
     /// Faults that only simulations of models with state groups can detect.
-    pub(crate) const STATE_FAULTS: [Self; 5] = [
+    pub(crate) const STATE_FAULTS: [Self; 7] = [
         Self::StateOfOtherRow,
         Self::StateNotRestored,
         Self::StateForkOverwritesCheckpoint,
         Self::StaleStateRestored,
         Self::StateWrittenToOtherSlot,
+        Self::StateReplayOfRejectedDrafts,
+        Self::StateReplayWithoutDrafts,
     ];
 
     /// Faults that only simulations with a lockstep group can detect.
@@ -151,6 +158,15 @@ impl FaultInjector {
     /// Whether `fault` is injected.
     pub(crate) fn injects(&self, fault: InjectedFault) -> bool {
         self.fault == Some(fault)
+    }
+
+    /// Tokens of rows with draft tokens that the simulated device applies to their states.
+    pub(crate) fn replay_tokens(&self) -> StateReplayTokens {
+        match self.fault {
+            Some(InjectedFault::StateReplayOfRejectedDrafts) => StateReplayTokens::AllDrafts,
+            Some(InjectedFault::StateReplayWithoutDrafts) => StateReplayTokens::InputOnly,
+            _ => StateReplayTokens::Accepted,
+        }
     }
 
     /// Alters the events of a tick before the scheduler receives them.

@@ -259,7 +259,6 @@ impl SimConfig {
         let least = config.blocks_of_request(longest);
         config.scheduler.kv.blocks = config.scheduler.kv.blocks.max(least);
         let limits = &mut config.scheduler.limits;
-        (limits.draft_tokens, limits.needs_token_history) = (0, false);
         limits.state_checkpoint_tokens = match rng.below(6) {
             0 => 0,
             1 => 1,

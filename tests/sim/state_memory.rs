@@ -32,6 +32,10 @@ struct StateServerResult {
 
 impl StateServer {
     fn new(state_slots: u32) -> Self {
+        Self::with_drafts(state_slots, 0)
+    }
+
+    fn with_drafts(state_slots: u32, drafts: u8) -> Self {
         let state = KvKind::State { slots_per_request: 1, bytes_per_slot: 8 };
         let group = |kind: KvKind| {
             let bytes_per_block = u64::from(!kind.is_state());
@@ -42,12 +46,13 @@ impl StateServer {
         let spec = KvSpec { block_tokens: BLOCK_TOKENS, groups };
         let mut limits = SchedulerLimits::cpu(40_000, VOCAB);
         (limits.tokens_per_step, limits.state_checkpoint_tokens) = (2_048, INTERVAL);
+        limits.draft_tokens = drafts;
         let kv = KvConfig { state_slots, ..KvConfig::new(spec, 20_000, [1, 2]) };
         let device = HashModel::new(HashModelConfig {
             blocks: kv.blocks,
             block_tokens: BLOCK_TOKENS,
             vocab: VOCAB,
-            drafts: 0,
+            drafts,
             slot_access: KvSlotAccess::ReadWrite,
             kinds,
             state_slots,
@@ -171,5 +176,16 @@ fn few_slots_cost_checkpoints_but_no_request() {
         assert_eq!(result.tokens.len(), 7_100, "turn {turn}");
         assert!(result.first_start <= hit, "turn {turn} starts at {}", result.first_start);
         assert!(server.checkpoints() <= 3);
+    }
+}
+
+#[test]
+fn draft_tokens_do_not_move_checkpoints() {
+    for drafts in [1, 3, 15] {
+        let mut server = StateServer::with_drafts(100, drafts);
+        let result = server.run(&prompt(1, 500), 2_200);
+        assert_eq!(result.forks, [496, 496 + 1_024, 496 + 2 * 1_024], "{drafts} draft tokens");
+        let next = [result.tokens, prompt(9, 40)].concat();
+        assert_eq!(server.run(&next, 4).first_start, 496 + 2 * 1_024, "{drafts} draft tokens");
     }
 }

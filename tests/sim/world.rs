@@ -270,7 +270,8 @@ impl SimWorld {
     pub(crate) fn start_executor(&mut self, replica: usize) {
         let epoch = self.scheduler.epoch(Replica(replica as u16));
         let replica_state = &mut self.replicas[replica];
-        let executor = SimExecutor::new(epoch, replica_state.blocks, &self.config);
+        let mut executor = SimExecutor::new(epoch, replica_state.blocks, &self.config);
+        executor.set_replay(self.fault_injector.replay_tokens());
         replica_state.executor = Some(executor);
         replica_state.batch_checker.reset();
         replica_state.free_blocks = vec![true; replica_state.blocks as usize];

@@ -6,7 +6,8 @@
 //! slot, so an aliased, stale, freed or misplaced block gives a wrong token immediately. Window groups are read
 //! through their own tables: the KV entries in the window of each query must continue the same prefix. The state slots
 //! of state groups contain the hash of all tokens folded into them; a row reads one slot and writes one, and a state
-//! that does not continue the row's prefix gives a wrong token. As on a device, KV entries are read after all rows of
+//! that does not continue the row's prefix gives a wrong token. Rows with draft tokens write their states after sampling,
+//! without the rejected draft tokens. As on a device, KV entries are read after all rows of
 //! the step have written. With `KvSlotAccess::Untouched`, the token is a hash
 //! of the request's key and the position, and no KV slot is accessed: steps then take almost no time, for
 //! HTTP benchmarks.
@@ -32,6 +33,18 @@ pub(crate) enum KvSlotAccess {
     ReadWrite,
     /// No KV slot is accessed; the next token is a hash of the request's key and the position.
     Untouched,
+}
+
+/// Which tokens of a row with draft tokens are folded into its states after sampling.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) enum StateReplayTokens {
+    /// The input token and the accepted draft tokens, as on a device.
+    #[default]
+    Accepted,
+    /// All draft tokens: an injected fault.
+    AllDrafts,
+    /// The input token alone: an injected fault.
+    InputOnly,
 }
 
 /// Sizes of a simulated device.
@@ -127,6 +140,8 @@ struct HashSequenceState {
 struct ResolvedRowInput {
     start: u32,
     ids: Vec<Token>,
+    /// States before the row, of each state group, if they are written after sampling.
+    unwritten_states: Option<Vec<u64>>,
 }
 
 /// The simulated device: KV slots and sequence slots of one executor.
@@ -142,6 +157,8 @@ pub(crate) struct HashModel {
     shifted_rows: u64,
     /// Output tokens of every request, instead of the hashes.
     pub(crate) scripted_output: Option<Vec<Token>>,
+    /// Tokens that are folded into the states of rows with draft tokens.
+    pub(crate) replay: StateReplayTokens,
 }
 
 impl HashModel {
@@ -163,6 +180,7 @@ impl HashModel {
             filled: Vec::new(),
             shifted_rows: 0,
             scripted_output: None,
+            replay: StateReplayTokens::default(),
         }
     }
 
@@ -222,11 +240,11 @@ impl HashModel {
         self.shifted_rows = 0;
         for (index, (row, output)) in batch.rows.iter().zip(&mut rows).enumerate() {
             self.start_sequence(row)?;
-            let span = self.span(row)?;
+            let mut span = self.span(row)?;
             self.shifted_rows += u64::from(span.start > row.start);
             output.error = fails(row);
             if self.config.slot_access == KvSlotAccess::ReadWrite {
-                self.write(index as u32, row, &span, output)?;
+                self.write(index as u32, row, &mut span, output)?;
             }
             spans.push(span);
         }
@@ -253,6 +271,7 @@ impl HashModel {
                 None if row.samples => self.sample(batch.step, row, mask, span, output)?,
                 None => self.pool(row, span, output)?,
             }
+            self.replay_states(row, span, output);
         }
         // A block that contains KV entries of rejected draft tokens does not count as filled, because these
         // entries will be overwritten.
@@ -327,13 +346,13 @@ impl HashModel {
             };
             ids.extend(drafts.iter().take(row.drafts.into()));
         }
-        Ok(ResolvedRowInput { start, ids })
+        Ok(ResolvedRowInput { start, ids, unwritten_states: None })
     }
 
     /// Returns the states that a row reads from its state slots, one for each state group.
     fn read_states(&self, row: &BatchRow, start: u32) -> HashModelResult<Vec<u64>> {
         let (first, groups) = (self.config.block_groups(), self.states.len());
-        if row.state_slots.len() != groups || groups > 0 && row.drafts > 0 {
+        if row.state_slots.len() != groups {
             return fail(row, format_args!("{:?} for {groups} state groups", row.state_slots));
         }
         let read = |(index, access): (usize, &StateSlotAccess)| {
@@ -359,16 +378,38 @@ impl HashModel {
         }
     }
 
+    /// Folds the newest token and the accepted draft tokens of a row with draft tokens into its states, after sampling. A
+    /// row that has sampled no token leaves its states unchanged.
+    fn replay_states(&mut self, row: &BatchRow, span: &ResolvedRowInput, output: &RowOutput) {
+        let Some(states) = &span.unwritten_states else { return };
+        if output.error == Some(RowError::MaskOverdue) {
+            return;
+        }
+        let known = row.len as usize;
+        let tokens = match self.replay {
+            StateReplayTokens::Accepted => known + usize::from(output.accepted),
+            StateReplayTokens::AllDrafts => span.ids.len(),
+            StateReplayTokens::InputOnly => known,
+        };
+        let folded = |state: &u64| {
+            span.ids[..tokens].iter().fold(*state, |state, &id| fold(state, entry(state, id)))
+        };
+        let states: Vec<u64> = states.iter().map(folded).collect();
+        self.write_states(row, &states, output.error.is_some());
+    }
+
     /// Writes the KV entries of a row's input ids, and the states after the row. Adds the prompt log-probabilities of the row to `output`,
     /// if requested.
     fn write(
         &mut self,
         index: u32,
         row: &BatchRow,
-        span: &ResolvedRowInput,
+        span: &mut ResolvedRowInput,
         output: &mut RowOutput,
     ) -> HashModelResult<()> {
         let mut states = self.read_states(row, span.start)?;
+        let has_drafts = span.ids.len() > row.len as usize;
+        span.unwritten_states = has_drafts.then(|| states.clone());
         let Self { config, slots, sequence_slots, filled, .. } = self;
         let sequence = sequence_of(sequence_slots, row)?;
         let wanted = sequence.sampler.sampling.prompt_logprobs;
@@ -408,7 +449,9 @@ impl HashModel {
                 output.prompt_mut().logprobs.push(text::logprobs(context, next, top, config.vocab));
             }
         }
-        self.write_states(row, &states, failed);
+        if !has_drafts {
+            self.write_states(row, &states, failed);
+        }
         Ok(())
     }
 

@@ -12,12 +12,10 @@ pub const MODEL_DRAFTS_MAX: u8 = 16;
 /// Reason why speculative decoding settings cannot be served.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum SpeculationError {
-    /// The model has recurrent states, which cannot be rewound to the last accepted draft token.
-    #[error(
-        "speculative decoding is not supported for {architecture}: its layers have recurrent states"
-    )]
-    RecurrentState {
-        /// Architecture of the model.
+    /// The draft model has recurrent states, which its draft passes would have to rewind to the last accepted draft token.
+    #[error("{architecture} is not supported as draft model: its layers have recurrent states")]
+    RecurrentDraftModel {
+        /// Architecture of the draft model.
         architecture: &'static str,
     },
     /// The number of draft tokens is outside the supported range of an MTP module or EAGLE-3 layer.
@@ -30,7 +28,7 @@ pub enum SpeculationError {
     },
     /// The checkpoint does not have exactly one MTP module.
     #[error(
-        "method mtp needs num_nextn_predict_layers 1 in config.json; {architecture} has {layers} here"
+        "method mtp needs num_nextn_predict_layers 1 (mtp_num_hidden_layers of Qwen models) in config.json; {architecture} has {layers} here"
     )]
     MtpModules {
         /// Architecture of the model.
@@ -102,9 +100,9 @@ pub fn check_speculation(
     let Some(SpeculativeConfig { draft_tokens: drafts, method, .. }) = speculation else {
         return Ok(());
     };
-    let mut models = [Some(model), draft].into_iter().flatten();
-    if let Some(model) = models.find(|model| model.gated_delta.is_some()) {
-        return Err(SpeculationError::RecurrentState { architecture: model.architecture.name() });
+    if let Some(draft) = draft.filter(|draft| draft.gated_delta.is_some()) {
+        let architecture = draft.architecture.name();
+        return Err(SpeculationError::RecurrentDraftModel { architecture });
     }
     match method {
         SpeculativeMethod::Ngram { .. } => Ok(()),

@@ -6,7 +6,7 @@ use super::logits_rows::LogitsRow;
 use super::pending_step::PendingStep;
 use super::pooling::PooledRows;
 use crate::model_context::ModelContext;
-use ops::Tensor;
+use ops::{StepShape, Tensor};
 use protocol::Batch;
 use std::ops::Range;
 
@@ -35,6 +35,9 @@ pub(super) struct StepContext<'a> {
     /// Hidden states of all tokens, `[tokens, hidden_size]`, or only of the sample positions, `[logits rows,
     /// hidden_size]`; `None` if a graph was replayed. Set by `forward`.
     pub(super) hidden: Option<Tensor>,
+    /// Shape of the forward pass, if recurrent states are updated after logits rows that are sampled separately. Set by
+    /// `forward`.
+    pub(super) unreplayed: Option<StepShape>,
     /// Grammar bitmasks of the batch. Set by `sample`.
     pub(super) masks: StepBitmasks,
     /// Whether the step reports the draft tokens of rows that are sampled under a grammar, from which the
@@ -59,6 +62,7 @@ impl<'a> StepContext<'a> {
             full_logits: false,
             graph: None,
             hidden: None,
+            unreplayed: None,
             masks: StepBitmasks::default(),
             reports_drafts: false,
             slices: 0,

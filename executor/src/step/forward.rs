@@ -88,16 +88,19 @@ impl StepState {
             rows: stage.rows.len(),
             logits_rows: context.first_slice,
             bounds: row_bounds(stage, &self.size.limits),
+            replay: stage.replay,
         };
+        let samples_all = context.first_slice == context.logits_rows.len();
+        context.unreplayed = (!samples_all).then_some(shape);
         let drafts = self.device.drafts.is_some().then(|| self.draft_rows(context));
-        let all_rows = context.first_slice == context.logits_rows.len()
-            && !context.pooled_rows.reads_hidden_states();
+        let all_rows = samples_all && !context.pooled_rows.reads_hidden_states();
         let launch = StepLaunchOptions {
             shape,
             dp_rows: batch.moe_tokens as usize,
             expert_exchange: expert_exchange(batch.dispatch),
             logits_rows_only: all_rows && samples_subset(&shape) && drafts.is_none(),
             full_logits: context.full_logits,
+            replays_states: samples_all,
             drafts,
             copies_ids: context.reports_drafts,
         };

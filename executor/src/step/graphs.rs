@@ -13,7 +13,7 @@ use crate::ExecutorError;
 use crate::model_context::ModelContext;
 use crate::trace::{DeviceSpan, SpanRecorder, StepTracer};
 use collectives::{CollectiveCall, ParallelGroup};
-use ops::{BatchRowLengths, BatchUpperBounds, CapturedGraph, StepShape};
+use ops::{BatchRowLengths, BatchUpperBounds, CapturedGraph, ReplayShape, StepShape};
 use protocol::{GraphCaptureConfig, StepTiming};
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::RangeInclusive;
@@ -40,6 +40,18 @@ pub(crate) struct GraphCapturePlan {
     /// Whether graphs for rows without draft tokens are captured as well. Rows without draft tokens replay
     /// such a graph faster.
     pub(crate) also_without_drafts: bool,
+    /// Requests whose recurrent states are updated after sampling; default = none.
+    pub(crate) replay: ReplayCaptureLimits,
+}
+
+/// Bounds of the number of requests in a graph whose recurrent states are updated after their draft tokens have been
+/// verified.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct ReplayCaptureLimits {
+    /// Minimum number of one-token rows per request with draft tokens; 0 = there are no such requests.
+    pub(crate) width: usize,
+    /// Maximum number of requests of a step.
+    pub(crate) requests: usize,
 }
 
 /// Key of a captured graph: the properties of the steps that may replay it.
@@ -156,13 +168,21 @@ fn smallest_fitting<R>(
 
 /// Shape of a decode step of `rows` one-token rows with up to `longest` keys each. Up to `rows_per_request`
 /// rows may belong to the same request.
-pub(crate) fn graph_shape(rows: usize, rows_per_request: usize, longest: usize) -> StepShape {
+fn graph_shape(rows: usize, rows_per_request: usize, longest: usize) -> StepShape {
     let row = BatchRowLengths { tokens: 1, context: longest };
     let bounds = BatchUpperBounds::of(std::iter::repeat_n(row, rows), rows_per_request);
-    StepShape { tokens: rows, rows, logits_rows: rows, bounds }
+    StepShape { tokens: rows, rows, logits_rows: rows, bounds, replay: ReplayShape::default() }
 }
 
 impl GraphCapturePlan {
+    /// Returns the shape of a decode step of `rows` one-token rows with up to `longest` keys each.
+    pub(crate) fn decode_shape(&self, rows: usize, longest: usize) -> StepShape {
+        let shape = graph_shape(rows, self.tokens_per_row.max(1) as usize, longest);
+        let ReplayCaptureLimits { width, requests } = self.replay;
+        let replays = rows.checked_div(width).unwrap_or(0).min(requests);
+        StepShape { replay: ReplayShape { rows: replays, tokens: rows }, ..shape }
+    }
+
     /// Returns the shapes to capture, with up to `longest` keys per row, in ascending order of rows.
     pub(crate) fn shapes(&self, longest: usize) -> Vec<StepShape> {
         let short = longest > BatchUpperBounds::SHORT_CONTEXT;
@@ -171,7 +191,7 @@ impl GraphCapturePlan {
             short
                 .into_iter()
                 .chain([longest])
-                .map(move |longest| graph_shape(rows, self.tokens_per_row as usize, longest))
+                .map(move |longest| self.decode_shape(rows, longest))
         };
         let without_drafts = self.rows.iter().filter(|_| self.also_without_drafts).copied();
         let all = self.rows.iter().map(|rows| rows * self.tokens_per_row);
@@ -239,7 +259,7 @@ mod tests {
         let sizes =
             |rows: &[u32], tokens_per_row, also_without_drafts, longest| -> Vec<(usize, usize)> {
                 let shapes =
-                    GraphCapturePlan { rows: rows.to_vec(), tokens_per_row, also_without_drafts }
+                    GraphCapturePlan { rows: rows.to_vec(), tokens_per_row, also_without_drafts, ..GraphCapturePlan::default() }
                         .shapes(longest);
                 shapes.iter().map(|shape| (shape.rows, shape.bounds.max_context_len)).collect()
             };

@@ -25,6 +25,8 @@ pub(crate) struct StepLaunchOptions {
     pub(crate) logits_rows_only: bool,
     /// Whether ranks that share the LM head all-gather full rows of logits before sampling.
     pub(crate) full_logits: bool,
+    /// Whether recurrent states of rows with draft tokens are updated, because all logits rows are sampled in this launch.
+    pub(crate) replays_states: bool,
     /// Row counts for the proposer on the device, if there is one.
     pub(crate) drafts: Option<DraftRowCounts>,
     /// Whether the token ids of the step, including draft tokens proposed on the device, are copied to the
@@ -49,6 +51,7 @@ impl StepLaunchOptions {
             expert_exchange: ExpertExchangeMethod::AllGather,
             logits_rows_only: samples_subset(&shape) && drafting.is_none(),
             full_logits,
+            replays_states: true,
             drafts: drafting.map(draft_rows),
             copies_ids: false,
         }
@@ -85,6 +88,7 @@ impl StepDeviceState {
             expert_exchange,
             logits_rows_only,
             full_logits,
+            replays_states,
             drafts,
             copies_ids,
         } = launch;
@@ -101,6 +105,7 @@ impl StepDeviceState {
         }
         let (batch, ids) = self.buffers.view(&self.seq_slots, shape)?;
         let (kv, expert_load) = (&self.kv, context.expert_load());
+        ops.prepare_replay(kv, &batch)?;
         let sample_positions = self.buffers.logits_indices(shape.logits_rows)?;
         let logits_indices = logits_rows_only.then_some(&sample_positions);
         let aux_hidden_states =
@@ -131,6 +136,9 @@ impl StepDeviceState {
             drop((batch, ids, sample_positions));
             timing.forward_ns += ns_since(started);
         }
+        if replays_states {
+            self.replay_states(context, shape)?;
+        }
         if let Some(DraftRowCounts { rows, .. }) = drafts {
             let states = aux_hidden_states.and_then(AuxHiddenStateCollector::states);
             let states = states.as_ref().unwrap_or(&hidden);
@@ -138,6 +146,17 @@ impl StepDeviceState {
             SpanRecorder::record_scope(recorder, TraceScope::Draft, observe)?;
         }
         Ok(hidden)
+    }
+
+    /// Applies the accepted draft tokens of a step of shape `shape` to recurrent states, after all its logits rows have been
+    /// sampled.
+    pub(crate) fn replay_states(
+        &self,
+        context: &ModelContext,
+        shape: StepShape,
+    ) -> Result<(), ExecutorError> {
+        let (batch, _) = self.buffers.view(&self.seq_slots, shape)?;
+        Ok(context.ops.replay_states(&self.kv, &batch, &self.seq_slots)?)
     }
 
     /// Gathers the rows of `x` from which logits are computed. The token indices of these `n` logits rows

@@ -1,9 +1,9 @@
 //! Limits of a step; checks the rows of a batch against them and stages the rows.
 
-use super::row_facts::row_facts;
+use super::row_facts::{StagedRowPart, row_facts};
 use crate::BatchError;
 use crate::sequence_slots::{BlockTableChange, HostSequenceSlots, HostSequenceState};
-use ops::{StagedStepRow, StagedTableChange, StagingBuffer};
+use ops::{ReplayShape, StagedStepRow, StagedTableChange, StagingBuffer};
 use protocol::{Batch, BatchRow, RowInput, SpeculativeConfig, Token};
 
 /// Limits of a step, fixed when the executor starts.
@@ -55,6 +55,16 @@ impl StepLimits {
         } else {
             self.rows
         }
+    }
+
+    /// Maximum number of rows with draft tokens whose recurrent states are updated after sampling, and of the leading
+    /// tokens of a step that include all their tokens.
+    pub(crate) fn replay(&self) -> ReplayShape {
+        if self.state_slots == 0 || self.speculation.is_none() {
+            return ReplayShape::default();
+        }
+        let tokens = (self.rows * self.tokens_per_row()).min(self.tokens);
+        ReplayShape { rows: self.rows, tokens }
     }
 
     /// Returns an error for a batch with more tokens or rows than the limits of a step. In a lockstep group
@@ -111,6 +121,7 @@ impl StepLimits {
         let drafts = state.drafts();
         let staged_rows = if self.split_decode_rows && row.len == 1 { 1 + drafts } else { 1 };
         let len = row.len + drafts + 1 - staged_rows;
+        let replay = self.stage_replay(row, drafts, stage)?;
         for i in 0..staged_rows as i32 {
             // A batch row may be staged as several one-token rows. Each of them contains the block table
             // changes of the batch row, because its KV slots are computed from the changed block tables.
@@ -128,10 +139,32 @@ impl StepLimits {
                 table_len: first_group.len,
                 table_at: first_group.at,
             });
-            stage.facts.extend(row_facts(row, i as u32));
+            let index = i as u32;
+            let part = StagedRowPart { index, later: staged_rows - 1 - index, replay };
+            stage.facts.extend(row_facts(row, part));
             stage.tokens += len as usize;
         }
         Ok(())
+    }
+
+    /// Adds a row with draft tokens to the state updates after sampling, before the row is staged. Returns the number of
+    /// these rows so far; 0 if the forward pass writes the state of the row.
+    fn stage_replay(
+        &self,
+        row: &BatchRow,
+        drafts: u32,
+        stage: &mut StagingBuffer,
+    ) -> Result<u32, BatchError> {
+        if self.state_slots == 0 || drafts == 0 {
+            return Ok(0);
+        }
+        let (request, limit) = (row.request, self.replay().tokens);
+        let tokens = stage.tokens + (row.len + drafts) as usize;
+        if tokens > limit {
+            return Err(BatchError::DraftsAfterPrefill { request, tokens, limit });
+        }
+        stage.replay = ReplayShape { rows: stage.replay.rows + 1, tokens };
+        Ok(stage.replay.rows as u32)
     }
 
     fn check_row(&self, row: &BatchRow, slots: &HostSequenceSlots) -> Result<(), BatchError> {

@@ -30,7 +30,7 @@ use context::StepContext;
 use logits_rows::LogitsRow;
 use ops::{
     DeviceSequenceSlots, DraftBuffers, KvPool, KvPoolLayout, MeanPoolingSums, Ops,
-    RecurrentStateLayout, SequenceSlotLimits, StepBufferLimits, StepBuffers, TokenIdDownload,
+    RecurrentStateLayout, ReplayBufferLimits, SequenceSlotLimits, StepBufferLimits, StepBuffers, TokenIdDownload,
 };
 use pending_step::OutputMemoryPool;
 use pooling::PoolingHostMemory;
@@ -38,7 +38,7 @@ use protocol::{Batch, Epoch};
 use staging_queue::StagingQueue;
 
 pub use bitmasks::{TokenBitmaskSource, UnconstrainedBitmaskSource};
-pub(crate) use graphs::{GraphCapturePlan, StepGraphs, graph_shape, row_counts_to_capture};
+pub(crate) use graphs::{GraphCapturePlan, ReplayCaptureLimits, StepGraphs, row_counts_to_capture};
 pub(crate) use launch::{StepDeviceState, StepLaunchOptions};
 pub(crate) use limits::StepLimits;
 pub(crate) use logits_rows::logits_rows_per_slice;
@@ -121,6 +121,7 @@ impl StepState {
             vocab: limits.vocab,
         };
         let seq_slots = DeviceSequenceSlots::new(ops, seq_slots)?;
+        let replay = ReplayBufferLimits { rows: limits.stage_rows(), replay: limits.replay() };
         Ok(Self {
             epoch,
             size: *size,
@@ -129,7 +130,7 @@ impl StepState {
             pooled_memory: PoolingHostMemory::new(),
             pooled_sums: None,
             device: StepDeviceState {
-                kv: KvPool::new(ops, kv)?.with_states(ops, states)?,
+                kv: KvPool::new(ops, kv)?.with_states(ops, states)?.with_replay(ops, replay)?,
                 draft_kv: draft_kv.map(|kv| KvPool::new(ops, kv)).transpose()?,
                 seq_slots,
                 buffers,

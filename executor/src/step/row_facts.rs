@@ -3,19 +3,33 @@
 use ops::RowMetadataField;
 use protocol::BatchRow;
 
-/// Returns the values for one staged row of a batch row. A batch row is staged as a single row, or as one row
-/// per token; `token_index` is the index of the staged row within the batch row.
-pub(super) fn row_facts(row: &BatchRow, token_index: u32) -> [i32; RowMetadataField::COUNT] {
+/// One of the staged rows of a batch row. A batch row is staged as a single row, or as one row per token.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) struct StagedRowPart {
+    /// Index of the staged row within the batch row.
+    pub(super) index: u32,
+    /// Number of staged rows of the batch row after this one.
+    pub(super) later: u32,
+    /// Index of the batch row among those whose recurrent state is updated after sampling, plus 1; 0 = the forward pass
+    /// writes the state, or the model has none.
+    pub(super) replay: u32,
+}
+
+/// Returns the values for one staged row of a batch row. The first staged row has the state slots of the batch row.
+pub(super) fn row_facts(row: &BatchRow, part: StagedRowPart) -> [i32; RowMetadataField::COUNT] {
+    let states = row.state_slots.first().filter(|_| part.index == 0);
     RowMetadataField::ALL.map(|fact| match fact {
         RowMetadataField::SequenceSlot => row.seq_slot.0 as i32,
-        RowMetadataField::ContinuesSequence => i32::from(row.start > 0 || token_index > 0),
+        RowMetadataField::ContinuesSequence => i32::from(row.start > 0 || part.index > 0),
         RowMetadataField::StateRead => {
-            let read = row.state_slots.first().and_then(|access| access.read);
+            let read = states.and_then(|access| access.read);
             read.map_or(0, |slot| slot.0 as i32 + 1)
         }
-        RowMetadataField::StateWrite => {
-            row.state_slots.first().map_or(0, |access| access.write.0 as i32 + 1)
-        }
+        RowMetadataField::StateWrite => states.map_or(0, |access| access.write.0 as i32 + 1),
+        RowMetadataField::LaterTokens if row.state_slots.is_empty() => 0,
+        RowMetadataField::LaterTokens => part.later as i32,
+        RowMetadataField::Replay if part.index == 0 => part.replay as i32,
+        RowMetadataField::Replay => 0,
     })
 }
 
@@ -41,12 +55,18 @@ mod tests {
             next_token: None,
             seq_init: None,
         };
-        assert_eq!(row_facts(&row(0), 0), [7, 0, 0, 0]);
-        assert_eq!(row_facts(&row(0), 1), [7, 1, 0, 0], "its first draft token");
-        assert_eq!(row_facts(&row(4), 0), [7, 1, 0, 0]);
+        let [first, draft] = [0, 1].map(|index| StagedRowPart { index, later: 1 - index, replay: 0 });
+        assert_eq!(row_facts(&row(0), first), [7, 0, 0, 0, 0, 0]);
+        assert_eq!(row_facts(&row(0), draft), [7, 1, 0, 0, 0, 0], "its first draft token");
+        assert_eq!(row_facts(&row(4), first), [7, 1, 0, 0, 0, 0]);
         let access = |read| StateSlotAccess { group: 1, read, write: StateSlot(5) };
         let with_states = |read| BatchRow { state_slots: [access(read)].into(), ..row(4) };
-        assert_eq!(row_facts(&with_states(None), 0), [7, 1, 0, 6]);
-        assert_eq!(row_facts(&with_states(Some(StateSlot(0))), 0), [7, 1, 1, 6]);
+        let alone = StagedRowPart::default();
+        assert_eq!(row_facts(&with_states(None), alone), [7, 1, 0, 6, 0, 0]);
+        assert_eq!(row_facts(&with_states(Some(StateSlot(0))), alone), [7, 1, 1, 6, 0, 0]);
+        let replayed = with_states(Some(StateSlot(0)));
+        let part = |part| StagedRowPart { replay: 3, ..part };
+        assert_eq!(row_facts(&replayed, part(first)), [7, 1, 1, 6, 1, 3]);
+        assert_eq!(row_facts(&replayed, part(draft)), [7, 1, 0, 0, 0, 0], "no slots");
     }
 }

@@ -29,6 +29,9 @@ impl StepState {
             slice = slice.end..slice.end + staged;
             context.slices += 1;
         }
+        if let Some(shape) = context.unreplayed.take() {
+            self.device.replay_states(context.model, shape)?;
+        }
         context.last_slice = slice.start..all;
         Ok(())
     }

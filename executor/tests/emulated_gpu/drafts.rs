@@ -4,7 +4,8 @@
 use crate::ranks::join_device_group;
 use crate::scheduler_harness::{
     HarnessRequest, HarnessRequestChunk, LockstepGroup, SchedulerHarness, eagle, eagle_drafting,
-    model_drafting, shared, speculating, with_all_experts_placed,
+    model_drafting, recurrent_model, recurrent_mtp_drafting, shared, speculating,
+    with_all_experts_placed,
 };
 use crate::{GeneratedTokens, assert_close, mla_model, on_emulator, rules, with_few_slots};
 use executor::{ExecutorConfig, ModelDtype};
@@ -74,8 +75,10 @@ fn play_masked(
     }
     let mut hit = HarnessRequest::new(2, requests[2].prompt_len, rules()[0].clone()).in_slot(6);
     hit.tokens.clone_from_slice(&requests[2].tokens[..hit.prompt_len]);
-    hit.table = requests[2].table.prefix(1);
-    hit.computed = crate::scheduler_harness::BLOCK;
+    if !harness.has_states() {
+        hit.table = requests[2].table.prefix(1);
+        hit.computed = crate::scheduler_harness::BLOCK;
+    }
     hit.drafts = drafts[2];
     let total = hit.prompt_len + EXPECTED_TOKENS;
     harness.finish(&mut hit, 5, total);
@@ -133,6 +136,17 @@ fn ngram_drafts_match_eager_and_replayed() {
     }
     let dense = crate::scheduler_harness::config(ModelDtype::Float32, 2);
     check("dense", 64, &speculating(dense, 3), [3, 2, 3]);
+}
+
+/// Rows with draft tokens are staged as several rows of one token each, of which the first updates the recurrent state.
+#[test]
+fn recurrent_drafts_match_eager_and_replayed() {
+    if !crate::is_selected_by_cursor(0) {
+        return;
+    }
+    let ngram = speculating(recurrent_model(ModelDtype::Float32), 3);
+    check("recurrent, n-gram", 64, &ngram, [3, 2, 3]);
+    check("recurrent, MTP", 32, &recurrent_mtp_drafting(ModelDtype::Float32, 3), [3, 3, 1]);
 }
 
 /// The MLA model of these tests, with an MTP module that proposes up to `drafts` draft tokens.

@@ -11,6 +11,7 @@ mod model_drafts;
 mod mtp_drafts;
 mod pooling;
 mod ranks;
+mod recurrent_drafts;
 mod replicas;
 mod scheduler_harness;
 
@@ -20,8 +21,8 @@ use protocol::{
     Token, TokenLogprobs,
 };
 use scheduler_harness::{
-    BLOCK, HarnessRequest, SchedulerHarness, VOCAB, config, moe_model, recurrent_model, shared,
-    speculating, window_model, with_expert_placement,
+    BLOCK, HarnessRequest, SchedulerHarness, VOCAB, config, model_drafting, moe_model,
+    recurrent_model, shared, speculating, window_model, with_expert_placement,
 };
 
 const PROMPT: usize = 50;
@@ -206,10 +207,11 @@ fn prefix_hit_with_states_changes_nothing() {
 }
 
 #[test]
-fn speculation_with_states_is_rejected() {
-    let config = speculating(recurrent_model(ModelDtype::Float32), 2);
+fn draft_model_with_states_is_rejected() {
+    let draft = recurrent_model(ModelDtype::Float32).model;
+    let config = model_drafting(config(ModelDtype::Float32, 2), draft, 2);
     let text = Executor::load(config, &mut |_| {}).unwrap_err().to_string();
-    assert!(text.contains("not supported for Qwen3_5ForCausalLM"), "{text}");
+    assert!(text.contains("Qwen3_5ForCausalLM is not supported as draft model"), "{text}");
 }
 
 #[test]

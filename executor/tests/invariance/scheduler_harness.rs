@@ -85,6 +85,17 @@ pub(crate) fn recurrent_model(dtype: ModelDtype) -> ExecutorConfig {
     ExecutorConfig { model, ..config(dtype, 2) }
 }
 
+/// Adds speculative decoding by the MTP module of the model of `recurrent_model`, with up to `drafts` draft tokens per row.
+pub(crate) fn recurrent_mtp_drafting(dtype: ModelDtype, drafts: u8) -> ExecutorConfig {
+    let mut config = recurrent_model(dtype);
+    config.settings.speculative = Some(SpeculativeConfig {
+        draft_tokens: drafts,
+        method: SpeculativeMethod::Mtp,
+        acceptance: DraftAcceptanceRule::Exact,
+    });
+    config
+}
+
 /// Returns an MLA model with 8 experts in all layers except the first.
 pub(crate) fn mla_model(dtype: ModelDtype) -> ExecutorConfig {
     let text = r#"{
@@ -248,6 +259,8 @@ pub(crate) struct HarnessRequest {
     pub(crate) drafted: usize,
     /// State slot that the next row reads instead of the request's own one: a checkpoint.
     pub(crate) checkpoint: Option<u32>,
+    /// Whether the spare state slot has the state, which rows with a grammar bitmask write if their own slot has it.
+    in_spare: bool,
     /// Number of draft tokens accepted so far.
     pub(crate) accepted: usize,
     sampling: SamplingParams,
@@ -283,6 +296,7 @@ impl HarnessRequest {
             drafts: 0,
             drafted: 0,
             checkpoint: None,
+            in_spare: false,
             accepted: 0,
             sampling,
             key: id.wrapping_mul(0x9E37_79B9_7F4A_7C15),
@@ -329,6 +343,7 @@ impl HarnessRequest {
         assert_eq!(result.error, None);
         let accepted = usize::from(result.accepted);
         assert_eq!(result.sampled_tokens.len(), usize::from(row.samples) + accepted);
+        self.in_spare ^= row.masked;
         if row.masked {
             let before = self.tokens.last().into_iter().chain(&result.sampled_tokens[..]);
             let mut pairs = before.zip(&result.sampled_tokens[..]);
@@ -643,6 +658,11 @@ impl SchedulerHarness {
         }
     }
 
+    /// Whether the model has recurrent states, so that a prefix hit needs a checkpoint.
+    pub(crate) fn has_states(&self) -> bool {
+        !self.states.is_empty()
+    }
+
     pub(crate) fn free(&mut self, tables: RequestTables) {
         self.free.extend(tables.groups.into_iter().flat_map(|table| table.blocks).flatten());
     }
@@ -738,23 +758,32 @@ impl SchedulerHarness {
         self.overdue_bitmasks && !self.step.0.is_multiple_of(2)
     }
 
-    /// State slots of a row that starts at `start`. Each sequence slot has a state slot of the same number.
+    /// State slots of a row that starts at `start`. Each sequence slot has a state slot of the same number, and some have a
+    /// spare slot. A row with a grammar bitmask (`masked`) may have to be repeated and writes the other slot.
     fn state_slots(
         &self,
         request: &mut HarnessRequest,
         start: usize,
+        masked: bool,
     ) -> protocol::ThinVec<StateSlotAccess> {
-        let own = StateSlot(request.seq_slot);
+        const SPARE_SLOTS: u32 = 40;
+        let slot = |in_spare: bool| {
+            let spare = SPARE_SLOTS + request.seq_slot % 10;
+            StateSlot(if in_spare { spare } else { request.seq_slot })
+        };
+        let write = slot(request.in_spare ^ masked);
+        let own = slot(request.in_spare);
         let read = request.checkpoint.take().map_or(own, StateSlot);
         let read = (start > 0).then_some(read);
         let groups = self.groups.len() as u8..;
-        let access = |(group, _)| StateSlotAccess { group, read, write: own };
+        let access = |(group, _)| StateSlotAccess { group, read, write };
         groups.zip(&self.states).map(access).collect()
     }
 
     fn row(&mut self, request: &mut HarnessRequest, len: usize) -> BatchRow {
         let (start, end, slack) = (request.start(), request.start() + len, request.in_flight[2]);
-        let state_slots = self.state_slots(request, start);
+        let samples = end == request.expected_len() && request.sampling.pooling.is_none();
+        let state_slots = self.state_slots(request, start, request.masked && samples);
         // The first row of a request has no sampled token that draft tokens could continue. The same holds
         // for its first row after a preemption.
         let drafts = if len == 1 && request.sampled_at.is_some() { request.drafts } else { 0 };
@@ -769,7 +798,6 @@ impl SchedulerHarness {
         });
         let is_on_device_only = end > request.tokens.len();
         let from_device = is_on_device_only || self.from_device && len == 1 && !request.masked;
-        let samples = end == request.expected_len() && request.sampling.pooling.is_none();
         let input = match request.sampled_at {
             Some(step) if from_device => RowInput::SampledAt { step, draft_slack: slack as u16 },
             _ => RowInput::Tokens(request.tokens[start..end].to_vec().into()),

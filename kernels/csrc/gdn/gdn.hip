@@ -19,8 +19,7 @@
 // the latency of a token (a chain of products and one tree of sums) times the tokens of the longest row.
 #include "dev.h"
 #include "attention/row_of.h"
-
-DEV float sigmoid(float x) { return rcp_(1.f + exp2_(-1.44269504f * x)); }
+#include "gdn/gates.h"
 
 KERNEL(256)
 gdn_conv(ACT* y, const ACT* x, const float* w, float* states, const i32* cu_q, const i32* read, const i32* write, u32 rows,
@@ -106,14 +105,6 @@ struct RuleInputs {
     float q[LANE_KEYS], k[LANE_KEYS], v[4];
     float beta, decay;
 };
-
-// Returns ln(1 + e^x).
-DEV float softplus(float x) {
-    const float e = exp2_(1.44269504f * x);
-    const float small = e * fma_(e, fma_(e, 0.333333333f, -0.5f), 1.f);
-    const float large = 0.693147181f * log2_(1.f + e);
-    return x > 20.f ? x : (e < 0.01f ? small : large);
-}
 
 KERNEL(RULE_WARPS * WARP_SIZE)
 gdn_delta_rule(ACT* o, const ACT* qkv, const ACT* beta, const ACT* decay, const float* a_log, const float* dt_bias,

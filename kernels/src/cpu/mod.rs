@@ -26,6 +26,7 @@ mod route;
 mod row_kernel;
 mod sample;
 mod shared_rows;
+mod state_replay;
 mod step;
 
 pub use backend::CpuBackend;

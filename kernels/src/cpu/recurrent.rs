@@ -143,17 +143,17 @@ impl<T: FloatElement> ConvolutionCall<'_, T> {
 }
 
 /// Row kernel: one token of the gated delta rule in one value head.
-struct DeltaRuleStep<'a> {
+pub(super) struct DeltaRuleStep<'a> {
     /// State `[key_dim, value_dim]`.
-    state: &'a mut [f32],
-    q: &'a [f32],
-    k: &'a [f32],
+    pub(super) state: &'a mut [f32],
+    pub(super) q: &'a [f32],
+    pub(super) k: &'a [f32],
     /// On entry the value; on exit the output.
-    v: &'a mut [f32],
+    pub(super) v: &'a mut [f32],
     /// Scratch memory of `value_dim` elements.
-    delta: &'a mut [f32],
-    decay: f32,
-    beta: f32,
+    pub(super) delta: &'a mut [f32],
+    pub(super) decay: f32,
+    pub(super) beta: f32,
 }
 
 impl RowKernel for DeltaRuleStep<'_> {
@@ -181,10 +181,10 @@ impl RowKernel for DeltaRuleStep<'_> {
 }
 
 /// Row kernel: converts a query or key to f32 and divides it by its L2 norm.
-struct UnitVector<'a, T> {
-    y: &'a mut [f32],
-    x: &'a [T],
-    factor: f32,
+pub(super) struct UnitVector<'a, T> {
+    pub(super) y: &'a mut [f32],
+    pub(super) x: &'a [T],
+    pub(super) factor: f32,
 }
 
 impl<T: FloatElement> RowKernel for UnitVector<'_, T> {
@@ -257,9 +257,9 @@ impl<T: FloatElement> DeltaRuleCall<'_, T> {
         dispatch(self.isa, UnitVector { y: &mut k, x: &keys[channels], factor: 1.0 });
         let value = &values[head * value_dim..(head + 1) * value_dim];
         let mut v: Vec<f32> = value.iter().map(|v| v.load()).collect();
-        let step_size = softplus(self.decay.row::<T>(t)[head].load() + self.dt_bias[head]);
-        let decay = (-self.a_log[head].exp() * step_size).exp();
-        let beta = 1.0 / (1.0 + exp(-self.beta.row::<T>(t)[head].load()));
+        let input = self.decay.row::<T>(t)[head].load() + self.dt_bias[head];
+        let decay = decay_factor(self.a_log[head], input);
+        let beta = write_strength(self.beta.row::<T>(t)[head].load());
         let mut delta = vec![0f32; value_dim];
         let (q, k) = (&q[..], &k[..]);
         let delta = &mut delta[..];
@@ -270,6 +270,16 @@ impl<T: FloatElement> DeltaRuleCall<'_, T> {
             *o = T::store(*v);
         }
     }
+}
+
+/// Factor by which the state of a head decays: `exp(−exp(a_log) softplus(input))`.
+pub(super) fn decay_factor(a_log: f32, input: f32) -> f32 {
+    (-a_log.exp() * softplus(input)).exp()
+}
+
+/// Strength with which a token is written to the state of a head: `sigmoid(input)`.
+pub(super) fn write_strength(input: f32) -> f32 {
+    1.0 / (1.0 + exp(-input))
 }
 
 /// `ln(1 + e^x)`, which is `x` for large `x`.

@@ -69,6 +69,7 @@ mod rope_attention;
 mod route_rule;
 mod sample;
 mod sample_vocab_parallel;
+mod state_replay;
 mod step;
 mod weight_loader;
 

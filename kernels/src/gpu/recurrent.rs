@@ -18,9 +18,9 @@ const CONV_THREADS: u32 = 128;
 /// Number of tokens per thread of the convolution if rows have several tokens.
 const CONV_CHUNK: usize = 8;
 /// Number of value columns per warp of the delta rule; `SLICE` of gdn.hip.
-const SLICE: usize = 8;
+pub(super) const SLICE: usize = 8;
 /// Number of warps per block of the delta rule; `RULE_WARPS` of gdn.hip.
-const RULE_WARPS: usize = 4;
+pub(super) const RULE_WARPS: usize = 4;
 /// Maximum number of key channels per lane, which bounds the registers of the state.
 const LANE_KEYS_MAX: usize = 16;
 /// Number of threads per block of the gated norm; a warp computes one head.
@@ -32,7 +32,7 @@ fn row_args(launch: KernelLaunch, rows: &StateSlotRows<'_>) -> KernelLaunch {
 }
 
 /// Returns the address of a state of layer `layer` in slot 0, which begins `offset` bytes after the layer's state.
-fn state_ptr(
+pub(super) fn state_ptr(
     pool: &mut Buffer,
     layout: &RecurrentStateLayout,
     layer: usize,
@@ -133,7 +133,7 @@ impl GpuKernel for GatedDeltaRule<'_> {
 }
 
 /// Returns the key channels per head, if the delta rule supports them on this GPU.
-fn key_dim(gpu: &GpuBackend, layout: &RecurrentStateLayout) -> Result<u32, DeviceError> {
+pub(super) fn key_dim(gpu: &GpuBackend, layout: &RecurrentStateLayout) -> Result<u32, DeviceError> {
     const KERNEL: &str = GatedDeltaRule::KERNEL;
     let lanes = gpu.warp_size() as usize / (SLICE / 4);
     check_size(KERNEL, "linear_key_head_dim modulo the lanes of a key", layout.key_dim % lanes, 0)?;

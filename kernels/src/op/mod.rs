@@ -17,6 +17,7 @@ mod mla;
 mod moe;
 mod recurrent;
 mod sampling;
+mod state_replay;
 mod step;
 mod support;
 
@@ -29,6 +30,7 @@ pub use mla::*;
 pub use moe::*;
 pub use recurrent::*;
 pub use sampling::*;
+pub use state_replay::*;
 pub use step::*;
 
 use device::{DeviceError, DeviceStream};

@@ -9,7 +9,7 @@ mod staging;
 
 use device::{DeviceError, MatMut, MatRef, check_size};
 
-pub use row_facts::RowMetadataField;
+pub use row_facts::{ReplayShape, RowMetadataField};
 pub use staging::StagingBuffer;
 pub(crate) use staging::StagingReader;
 
@@ -224,6 +224,11 @@ pub struct LatestToken {
     pub position: i32,
     /// 1 = the token is an accepted draft token, so that the next logits row of the request is valid as well.
     pub draft_accepted: i32,
+}
+
+impl LatestToken {
+    /// Size of a record in 32-bit words.
+    pub const WORDS: usize = size_of::<Self>() / 4;
 }
 
 /// Sampling parameters of the request in a sequence slot, kept on the device until the slot is reused.

@@ -17,12 +17,33 @@ pub enum RowMetadataField {
     /// State slot to which the recurrent state after the row is written, plus 1; 0 if the model has no recurrent
     /// state, or the row is padding.
     StateWrite,
+    /// Number of tokens of the same sequence in later rows of the step: a row with draft tokens may be staged as several
+    /// rows. 0 if the model has no recurrent state.
+    LaterTokens,
+    /// Index of the row among the rows of the step whose recurrent state is updated after their draft tokens have been
+    /// verified, plus 1; 0 for all other rows.
+    Replay,
 }
 
 impl RowMetadataField {
     /// All row facts, in the order of their discriminants.
-    pub const ALL: [Self; 4] =
-        [Self::SequenceSlot, Self::ContinuesSequence, Self::StateRead, Self::StateWrite];
+    pub const ALL: [Self; 6] = [
+        Self::SequenceSlot,
+        Self::ContinuesSequence,
+        Self::StateRead,
+        Self::StateWrite,
+        Self::LaterTokens,
+        Self::Replay,
+    ];
     /// Number of row facts.
     pub const COUNT: usize = Self::ALL.len();
+}
+
+/// Sizes of the updates of recurrent states after the draft tokens of a step have been verified.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct ReplayShape {
+    /// Number of rows with draft tokens; 0 = all states are written by the forward pass.
+    pub rows: usize,
+    /// Number of leading tokens of the step that include all tokens of these rows.
+    pub tokens: usize,
 }

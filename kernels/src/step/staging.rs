@@ -4,7 +4,7 @@
 use device::{DeviceError, MatRef};
 
 use super::{
-    RowMetadataField, StagedDraftRow, StagedLogitEdit, StagedLogitsRow, StagedRecord,
+    ReplayShape, RowMetadataField, StagedDraftRow, StagedLogitEdit, StagedLogitsRow, StagedRecord,
     StagedSequenceInit, StagedStepRow, StagedTableChange, StagingHeader,
 };
 
@@ -35,6 +35,8 @@ pub struct StagingBuffer {
     pub table_changes: Vec<StagedTableChange>,
     /// Number of tokens of the step.
     pub tokens: usize,
+    /// Sizes of the updates of recurrent states after sampling. Not part of the stage.
+    pub replay: ReplayShape,
 }
 
 impl StagingBuffer {
@@ -49,6 +51,7 @@ impl StagingBuffer {
         self.facts.clear();
         self.table_changes.clear();
         self.tokens = 0;
+        self.replay = ReplayShape::default();
     }
 
     /// Appends words to the words region and returns the index of the first.

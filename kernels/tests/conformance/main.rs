@@ -8,5 +8,8 @@ mod linear;
 mod mla;
 mod qk_norm;
 mod recurrent;
+#[path = "../gpu/replay_case.rs"]
+mod replay_case;
 mod rows;
+mod state_replay;
 mod support;

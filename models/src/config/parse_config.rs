@@ -254,19 +254,21 @@ fn nope_layers(
     Ok((0..layers).filter(|i| flags[*i] == 0).collect())
 }
 
-/// Reads the number of MTP modules in the checkpoint (`num_nextn_predict_layers`).
+/// Reads the number of MTP modules in the checkpoint: `num_nextn_predict_layers`, or `mtp_num_hidden_layers` of Qwen3-Next
+/// and Qwen3.5, whose checkpoints have one if the field is absent.
 fn mtp_layers(
     fields: &JsonFields,
     architecture: ModelArchitecture,
 ) -> Result<usize, ModelConfigError> {
-    if architecture != ModelArchitecture::DeepseekV3 {
-        return Ok(0);
-    }
-    const FIELD: &str = "num_nextn_predict_layers";
-    match fields.value(FIELD) {
-        None => Ok(0),
+    let (field, absent) = match architecture {
+        ModelArchitecture::DeepseekV3 => ("num_nextn_predict_layers", 0),
+        _ if architecture.traits().has_gated_delta => ("mtp_num_hidden_layers", 1),
+        _ => return Ok(0),
+    };
+    match fields.value(field) {
+        None => Ok(absent),
         Some(value) if value.as_u64() == Some(0) => Ok(0),
-        Some(_) => fields.size(FIELD, LAYER_LIMIT),
+        Some(_) => fields.size(field, LAYER_LIMIT),
     }
 }
 

@@ -62,6 +62,7 @@ impl GatedDeltaNet {
         let gates = ops.linear(&h, &self.gates)?; // [tokens, 2 · value heads]
         let qkv = ops.causal_convolution(&qkvz, &self.conv, layer, f.kv, f.batch)?;
         let params = DeltaRuleParams { a_log: &self.a_log, dt_bias: &self.dt_bias, layer };
+        ops.store_replay_inputs(&qkvz, &qkv, &gates, &params, f.kv, f.batch)?;
         let o = ops.gated_delta_rule(&qkv, &gates, &params, f.kv, f.batch)?; // [tokens, v channels]
         let mut y = ops.gated_rms_norm(&o, &qkvz, &self.norm, self.eps)?; // [tokens, v channels]
         if let Some(rows) = logits_indices {

@@ -1,7 +1,7 @@
 //! Causal grouped-query attention (GQA) over the paged KV cache.
 
 use super::{
-    ColumnParallelLinear, FullQkNorm, LayerKvScales, ResidualStream, RotaryEmbedding,
+    ColumnParallelLinear, FullQkNorm, LayerKvScales, ResidualStream, RmsNormLayer, RotaryEmbedding,
     RowParallelLinear, SublayerNormRefs,
 };
 use crate::{ForwardContext, ForwardError, KvLayerIndex, ModelConfig, ModelLoadError, Weights};
@@ -78,14 +78,8 @@ impl GqaAttention {
         logits_indices: Option<&Tensor>,
     ) -> Result<(), ForwardError> {
         let norms = norms.into();
-        let mut qkv = self.qkv_proj.forward(f, x, norms.input)?; // [tokens, q + k + v channels]
+        let qkv = self.project(f, x, norms.input)?; // [tokens, q + k + v channels]
         let (heads, weights) = (&self.heads, self.heads.weights());
-        if let Some(norm) = &self.full_norm {
-            norm.apply(f, &mut qkv)?;
-        }
-        if let Some(factors) = &heads.rope.temperature {
-            f.ops.attention_temperature(&mut qkv, factors, heads.query_channels, f.batch)?;
-        }
         let mut o = f.ops.rope_attention(&qkv, &weights, &heads.shape(), f.kv, f.batch)?; // [tokens, q chans]
         if heads.has_output_gate {
             f.ops.sigmoid_gating(&mut o, &qkv)?;
@@ -95,6 +89,35 @@ impl GqaAttention {
             o = f.ops.gather_rows(&o, rows)?; // [rows, query channels]
         }
         heads.o_proj.add_to(f, x, &o, norms.output) // [tokens or rows, hidden size]; all-reduced over f.tp
+    }
+
+    /// Writes the keys and values of the tokens in `x` to the KV cache; the content of `x` is undefined afterwards.
+    pub(crate) fn write_kv_only(
+        &self,
+        f: &ForwardContext<'_>,
+        x: &mut ResidualStream,
+        norm: &RmsNormLayer,
+    ) -> Result<(), ForwardError> {
+        let qkv = self.project(f, x, Some(norm))?;
+        self.heads.write_kv(f, &qkv).map(drop)
+    }
+
+    /// Projects `norm(x)` to queries, keys, values and gates, and applies norms over all heads and the temperature.
+    fn project(
+        &self,
+        f: &ForwardContext<'_>,
+        x: &mut ResidualStream,
+        norm: Option<&RmsNormLayer>,
+    ) -> Result<Tensor, ForwardError> {
+        let mut qkv = self.qkv_proj.forward(f, x, norm)?;
+        if let Some(norm) = &self.full_norm {
+            norm.apply(f, &mut qkv)?;
+        }
+        if let Some(factors) = &self.heads.rope.temperature {
+            let query_channels = self.heads.query_channels;
+            f.ops.attention_temperature(&mut qkv, factors, query_channels, f.batch)?;
+        }
+        Ok(qkv)
     }
 }
 

@@ -61,6 +61,18 @@ const GLM4_MODULES: &[TensorNameReplacement] = &[
 /// Module of the router in a gpt-oss layer (`modeling_gpt_oss.py`).
 const GPT_OSS_MODULES: &[TensorNameReplacement] = &[spelling(".mlp.router.", ".mlp.gate.")];
 
+/// Prefix of the tensors of the MTP module of Qwen3-Next and Qwen3.5.
+pub(super) const MTP: &str = "mtp.";
+/// Prefix of the decoder layers within the MTP module.
+const MTP_LAYERS: &str = "layers.";
+/// Modules of the MTP module outside of its decoder layer (vLLM `qwen3_next_mtp.py`).
+const MTP_MODULES: &[TensorNameReplacement] = &[
+    spelling("fc.", "eh_proj."),
+    spelling("pre_fc_norm_embedding.", "enorm."),
+    spelling("pre_fc_norm_hidden.", "hnorm."),
+    spelling("norm.", "shared_head.norm."),
+];
+
 /// Prefixes of the tensors of vision encoders and of their projections to the language model, which are not
 /// loaded.
 const VISION_PREFIXES: &[&str] = &[
@@ -83,8 +95,38 @@ fn module_spellings(config: &ModelConfig) -> &'static [TensorNameReplacement] {
     }
 }
 
+/// Returns the canonical name of a tensor of an MTP module that is stored apart from the decoder layers; `None` for all
+/// other tensors.
+fn canonical_mtp_name(config: &ModelConfig, stored: &str) -> Option<String> {
+    let rest = stored.strip_prefix(MTP).filter(|_| config.gated_delta.is_some())?;
+    let module = MTP_MODULES.iter().find_map(|spelling| {
+        let rest = rest.strip_prefix(spelling.stored)?;
+        Some(format!("model.layers.{}.{}{rest}", config.layers, spelling.canonical))
+    });
+    module.or_else(|| {
+        let (index, rest) = rest.strip_prefix(MTP_LAYERS)?.split_once('.')?;
+        let index: usize = index.parse().ok()?;
+        Some(format!("model.layers.{}.{rest}", config.layers.checked_add(index)?))
+    })
+}
+
+/// Returns the stored name of a tensor of an MTP module that is stored apart from the decoder layers; `None` for all other
+/// tensors.
+fn stored_mtp_name(config: &ModelConfig, canonical: &str) -> Option<String> {
+    config.gated_delta.as_ref()?;
+    let (index, rest) = canonical.strip_prefix("model.layers.")?.split_once('.')?;
+    let index = index.parse::<usize>().ok()?.checked_sub(config.layers)?;
+    let module = MTP_MODULES.iter().find_map(|spelling| {
+        Some(format!("{MTP}{}{}", spelling.stored, rest.strip_prefix(spelling.canonical)?))
+    });
+    Some(module.unwrap_or_else(|| format!("{MTP}{MTP_LAYERS}{index}.{rest}")))
+}
+
 /// Returns the canonical name of a stored tensor; a name that is in no spelling table is already canonical.
 pub(super) fn canonical_name(config: &ModelConfig, stored: &str) -> String {
+    if let Some(name) = canonical_mtp_name(config, stored) {
+        return name;
+    }
     let prefixes: &[&[TensorNameReplacement]] = match config.eagle {
         Some(_) => &[DRAFT_LAYER],
         None => &[MODEL_LANGUAGE_MODEL, LANGUAGE_MODEL, DECODER_ONLY],
@@ -100,6 +142,9 @@ pub(super) fn canonical_name(config: &ModelConfig, stored: &str) -> String {
 
 /// Returns the name of the tensor `canonical` in published checkpoints of the model family.
 pub(crate) fn family_name(config: &ModelConfig, canonical: &str) -> String {
+    if let Some(name) = stored_mtp_name(config, canonical) {
+        return name;
+    }
     let prefixes: &[TensorNameReplacement] = match config.architecture {
         ModelArchitecture::Mistral3 | ModelArchitecture::Gemma3Multimodal => LANGUAGE_MODEL,
         ModelArchitecture::Qwen3Vl

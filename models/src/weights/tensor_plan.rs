@@ -9,7 +9,7 @@ use super::fused_weight::FusedWeightLocation;
 use super::header::StoredDType;
 use super::mxfp4::locate_mxfp4;
 use super::scale_plan::{MissingAndUsedTensors, locate_scales};
-use super::stored_names::{family_name, is_vision_tensor};
+use super::stored_names::{MTP, family_name, is_vision_tensor};
 use crate::error::StoredTensorError;
 use crate::sharding::WeightSlice;
 use crate::synth::SynthDistribution;
@@ -205,9 +205,10 @@ fn is_unloaded_mtp(name: &str, config: &ModelConfig) -> bool {
     let layer = name.strip_prefix("model.layers.").and_then(|rest| rest.split('.').next());
     let layer: Option<usize> = layer.and_then(|layer| layer.parse().ok());
     let unloaded = config.kv_layers()..config.layers + config.mtp_layers;
-    // Qwen3-Next and Qwen3.5 store their MTP module, which is not supported, under a name of its own.
-    let is_separate = config.gated_delta.is_some() && name.starts_with("mtp.");
-    is_separate || layer.is_some_and(|layer| unloaded.contains(&layer))
+    // Checkpoints of Qwen3-Next do not state the number of MTP modules.
+    let is_separate = config.gated_delta.is_some() && !config.load_mtp;
+    let is_mtp = |layer| unloaded.contains(&layer) || is_separate && layer >= config.layers;
+    is_separate && name.starts_with(MTP) || layer.is_some_and(is_mtp)
 }
 
 /// Locates a weight that is stored as a separate tensor. The stored dtype determines whether the weight is

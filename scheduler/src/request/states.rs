@@ -4,6 +4,9 @@
 //! interval (rungs), at the last block boundary of the prompt, and where the prefix hit of the request would have
 //! ended if a checkpoint had existed there (demand). Output tokens have a checkpoint at each block boundary that is at
 //! least an interval after the last checkpoint.
+//!
+//! A row with draft tokens ends at a position that is known only after its output has been applied. Requests therefore
+//! have no draft tokens shortly before a checkpoint, so that a row starts exactly there.
 
 use super::Request;
 use crate::SchedulerLimits;
@@ -81,12 +84,27 @@ impl Request {
         end.min(self.next_checkpoint(start, checkpoints, kv, limits)) - start
     }
 
+    /// Returns the largest number of draft tokens of the next decode row, so that a later row starts at the next checkpoint
+    /// and its start is known when it is planned: rows that are planned before the output of this row has been applied
+    /// have no draft tokens, and end at the checkpoint at the latest.
+    pub(crate) fn drafts_to_checkpoint(&self, kv: &KvCache, limits: &SchedulerLimits) -> u32 {
+        if kv.states().is_empty() || !kv.is_caching() {
+            return u32::MAX;
+        }
+        let (start, checkpoints) = (self.computed_tokens, self.cold_fields.states.checkpoints);
+        let checkpoint = self.next_checkpoint(start, checkpoints, kv, limits);
+        let in_flight = limits.steps_in_flight.saturating_sub(1);
+        let end = start + u32::from(self.draft_slack) + 1 + in_flight;
+        checkpoint.saturating_sub(end)
+    }
+
     /// Whether the state before a row that starts at `start` is to become a checkpoint. The row that samples the last
     /// output token makes none, unless it starts in the prompt.
     fn is_checkpoint(&self, start: u32, kv: &KvCache, limits: &SchedulerLimits) -> bool {
         let size = kv.block_tokens();
         let StateCheckpoints { last, demand } = self.cold_fields.states.checkpoints;
-        if !kv.is_caching() || !start.is_multiple_of(size) || start <= last {
+        let is_exact = self.draft_slack == 0; // Otherwise the row may start later.
+        if !kv.is_caching() || !is_exact || !start.is_multiple_of(size) || start <= last {
             return false;
         }
         let interval = limits.checkpoint_interval(size);

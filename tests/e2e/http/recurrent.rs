@@ -1,5 +1,5 @@
-//! A model with recurrent states (Qwen3-Next) over HTTP: on one rank, on several ranks, and with prefix hits, which end at
-//! checkpoints of the states.
+//! A model with recurrent states (Qwen3-Next) over HTTP: on one rank, on several ranks, with draft tokens, and with prefix
+//! hits, which end at checkpoints of the states.
 
 use super::parallel_ranks::{start, synth};
 use super::server_process::command;
@@ -21,6 +21,9 @@ fn model() -> tempfile::TempDir {
     }))
 }
 
+const NGRAM: &str = r#"{"method": "ngram", "num_speculative_tokens": 3}"#;
+const MTP: &str = r#"{"method": "mtp", "num_speculative_tokens": 2}"#;
+
 /// Output token ids of a completion, and the number of cached prompt tokens.
 struct CachedCompletion {
     ids: Value,
@@ -40,7 +43,7 @@ fn complete(at: SocketAddr, which: u32, len: u32) -> CachedCompletion {
 }
 
 #[test]
-fn recurrent_model_is_invariant_to_ranks_and_hits() {
+fn recurrent_model_is_invariant_to_ranks_drafts_hits() {
     let model = model();
     let folder = model.path().join("model").to_str().unwrap().to_owned();
     let sizes = ["--num-gpu-blocks-override", "256", "--max-num-batched-tokens", "48"];
@@ -55,12 +58,15 @@ fn recurrent_model_is_invariant_to_ranks_and_hits() {
         &["--tensor-parallel-size", "2"],
         &["--tensor-parallel-size", "2", "--enable-expert-parallel"],
         &["--data-parallel-size", "2", "--enable-expert-parallel"],
+        &["--speculative-config", NGRAM],
+        &["--speculative-config", MTP],
+        &["--speculative-config", MTP, "--tensor-parallel-size", "2", "--enable-expert-parallel"],
     ] {
         let process = serve(flags);
         for (which, expected) in expected.iter().enumerate() {
             assert_eq!(complete(process.address, which as u32, 70).ids, *expected, "{flags:?}");
         }
-        if flags.is_empty() {
+        if flags.is_empty() || flags.len() == 2 && flags[0] == "--speculative-config" {
             let repeated = complete(process.address, 1, 70);
             assert_eq!((&repeated.ids, &repeated.cached), (&expected[1], &json!(64)));
             let CachedCompletion { ids, cached } = complete(process.address, 1, 100);
@@ -70,16 +76,14 @@ fn recurrent_model_is_invariant_to_ranks_and_hits() {
 }
 
 #[test]
-fn speculation_with_recurrent_states_is_rejected() {
+fn recurrent_draft_model_is_rejected() {
     let model = model();
     let folder = model.path().join("model");
-    let ngram = r#"{"method": "ngram", "num_speculative_tokens": 2}"#;
-    let flags = [folder.to_str().unwrap(), "--speculative-config", ngram];
+    let folder = folder.to_str().unwrap();
+    let draft = json!({"method": "draft_model", "model": folder, "num_speculative_tokens": 2});
+    let flags = [folder, "--speculative-config", &draft.to_string()];
     let output = run_to_end(&mut command(&flags));
     let text = String::from_utf8(output.stderr).unwrap();
     assert_eq!(output.status.code(), Some(1), "{text}");
-    assert!(
-        text.contains("speculative decoding is not supported for Qwen3NextForCausalLM"),
-        "{text}"
-    );
+    assert!(text.contains("Qwen3NextForCausalLM is not supported as draft model"), "{text}");
 }
