@@ -11,7 +11,11 @@
 // Probabilities are rounded to half_t before the multiplication by the values; their sum is taken before
 // rounding. Scores, maxima, sums and outputs are f32. Maxima are in units of log2(e).
 //
-// -DHEAD_DIM=64|128|256; -DKV_FP8=1: the KV pool is fp8 e4m3. -DQUERY_DIM=n: head dim of queries and keys if it
+// CHANNEL_WARPS: number of warps that share the channels of 16 queries, because a warp of 32 lanes has registers for
+// queries and outputs of 256 channels. Scores are then partial sums over OWN_D channels; addresses of queries, keys and
+// values are those of the warp's first channel.
+//
+// -DHEAD_DIM=64|128|256|512; -DKV_FP8=1: the KV pool is fp8 e4m3. -DQUERY_DIM=n: head dim of queries and keys if it
 // is larger than that of values (as in MLA), a multiple of 32.
 #pragma once
 #include "dev/strip.h"
@@ -28,7 +32,12 @@ typedef half_t KV;
 #ifndef QUERY_DIM
 #  define QUERY_DIM HEAD_DIM
 #endif
-enum : u32 { TILE_KEYS = 16, QUERIES = 16, D = HEAD_DIM, QUERY_PARTS = QUERY_DIM / 32 };
+#define CHANNEL_WARPS (WARP_SIZE == 32 && HEAD_DIM > 256 ? 2 : 1)
+enum : u32 {
+    TILE_KEYS = 16, QUERIES = 16, D = HEAD_DIM,
+    OWN_D = D / CHANNEL_WARPS,  // output channels of a warp
+    QUERY_PARTS = QUERY_DIM / 32 / CHANNEL_WARPS
+};
 // Score of masked keys: less than every real score, and finite, so that NO_SCORE - NO_SCORE is 0, not NaN.
 #define NO_SCORE (-1e30f)
 
@@ -87,7 +96,7 @@ DEV float over_keys_sum(float v) {
 struct ValueOperand { half_t v[KEYS][PART]; };
 #else
 enum : u32 {
-    SLOTS = 2, KEYS = 4, KEY_ROWS = 2, PART = 8, PARTS = D / 16, SUMS = D / 8,
+    SLOTS = 2, KEYS = 4, KEY_ROWS = 2, PART = 8, PARTS = OWN_D / 16, SUMS = OWN_D / 8,
     // Elements after each row of keys and of values in shared memory: successive rows of keys are offset by half of the
     // banks, successive rows of values by an eighth of the banks.
     KEY_PADDING = 64 / sizeof(KV),
@@ -103,7 +112,7 @@ DEV u32 part_channel(u32 p) { return (p >> 2) * 64 + ((lane() & 3) * 2 + (p & 1)
 DEV float over_keys_max(float v) { return group_max<4>(v); }
 DEV float over_keys_sum(float v) { return group_sum<4>(v); }
 // Registers of a lane for the values of a tile as an MMA operand (warps of 32 lanes).
-struct ValueOperand { half_x8 v[KEYS][D / 64]; };
+struct ValueOperand { half_x8 v[KEYS][OWN_D / 64]; };
 #endif
 
 // Registers of a lane for the MMA operands (queries, keys) and for the MMA result (scores).
@@ -172,16 +181,18 @@ DEV ValueOperand load_values(const KV* values, u32 stride, u32 present) {
         struct ValueChannelRun { half_t v[PART]; };
 #  if HEAD_DIM == 128
         const ValueChannelRun p = key < present ? bits_as<ValueChannelRun>(load_kv8(from)) : bits_as<ValueChannelRun>(zero8());
-#  elif HEAD_DIM == 256
-        struct HalfX8Pair { half_x8 v[2]; };
-        ValueChannelRun p = bits_as<ValueChannelRun>(HalfX8Pair{{zero8(), zero8()}});
-        if (key < present) p = bits_as<ValueChannelRun>(HalfX8Pair{{load_kv8(from), load_kv8(from + 8)}});
+#  elif HEAD_DIM >= 256
+        struct HalfX8Run { half_x8 v[PART / 8]; } run;
+        UNROLL for (u32 h = 0; h < PART / 8; ++h) run.v[h] = zero8();
+        if (key < present)
+            UNROLL for (u32 h = 0; h < PART / 8; ++h) run.v[h] = load_kv8(from + h * 8);
+        const ValueChannelRun p = bits_as<ValueChannelRun>(run);
 #  else
         const ValueChannelRun p = bits_as<ValueChannelRun>(key < present ? load_kv4(from) : half_x4{});
 #  endif
         UNROLL for (u32 j = 0; j < PART; ++j) v.v[i][j] = p.v[j];
 #else
-        UNROLL for (u32 h = 0; h < D / 64; ++h)
+        UNROLL for (u32 h = 0; h < OWN_D / 64; ++h)
             v.v[i][h] = key < present ? load_kv8(values + key * stride + h * 64 + (lane() >> 2) * 8) : zero8();
 #endif
     }
@@ -229,7 +240,7 @@ DEV void add_values(SoftmaxState& r, const ScoreFragment& p, const ValueOperand&
 #else
     u32 a[4];
     UNROLL for (u32 i = 0; i < 4; ++i) a[i] = pack_half(p.v[i & 1][i >> 1 << 1], p.v[i & 1][(i >> 1 << 1) + 1]);
-    UNROLL for (u32 h = 0; h < D / 64; ++h)
+    UNROLL for (u32 h = 0; h < OWN_D / 64; ++h)
         UNROLL for (u32 j = 0; j < 8; ++j) {
             const u32 b0 = (u32)v.v[0][h].v[j].bits | (u32)v.v[1][h].v[j].bits << 16;
             const u32 b1 = (u32)v.v[2][h].v[j].bits | (u32)v.v[3][h].v[j].bits << 16;

@@ -7,7 +7,7 @@
 
 typedef fp8 KV;
 struct QueryOperand {
-    u32x4 v[D / 32];
+    QueryVectors<u32x4> words;
     float down[SLOTS];  // factors that undo the query scale in the scores of this lane's queries
 };
 struct KeyOperand { fp8x8 v[KEY_ROWS][D / 32]; };
@@ -26,7 +26,7 @@ template <class At> DEV QueryOperand load_queries(const At& at) {
     }
     const RowScaleFactors factor = row_factor(group_max<4>(peak));
     QueryOperand q;
-    UNROLL for (u32 i = 0; i < D / 32; ++i) q.v[i] = scaled_f16(values[i], factor.up);
+    UNROLL for (u32 i = 0; i < D / 32; ++i) set_query_vector(q.words, i, scaled_f16(values[i], factor.up));
     UNROLL for (u32 i = 0; i < SLOTS; ++i) q.down[i] = shfl(factor.down, query_of(i) * 4);
     return q;
 }
@@ -37,9 +37,10 @@ struct Fp8Words { u32 v[2]; };
 // Adds to the scores c the products of keys and queries over channels [32 i, 32 i + 32).
 DEV void score_channels(f32x4& c, const QueryOperand& q, const KeyOperand& k, u32 i) {
     const Fp8Words low = bits_as<Fp8Words>(k.v[0][i]), high = bits_as<Fp8Words>(k.v[1][i]);
+    const u32x4 query = query_vector(q.words, i);
     UNROLL for (u32 h = 0; h < 2; ++h)
         mma_f16(c, widen_fp8(low.v[h]), widen_fp8(high.v[h]), widen_fp8(low.v[h] >> 16), widen_fp8(high.v[h] >> 16),
-                q.v[i].v[h * 2], q.v[i].v[h * 2 + 1]);
+                query.v[h * 2], query.v[h * 2 + 1]);
 }
 DEV float score_factor(const QueryOperand& q, u32 slot) { return q.down[slot]; }
 

@@ -3,7 +3,7 @@
 #pragma once
 
 typedef half_t KV;
-struct QueryOperand { half_x8 v[D / 32]; };
+typedef QueryVectors<half_x8> QueryOperand;
 struct KeyOperand { half_x8 v[KEY_ROWS][D / 32]; };
 
 DEV half_x8 load_kv8(const KV* p) { return *(const half_x8*)p; }
@@ -13,13 +13,14 @@ DEV half_x8 load_kv8(const KV* p) { return *(const half_x8*)p; }
 template <class At> DEV QueryOperand load_queries(const At& at) {
     QueryOperand q;
     const half_t* row = at(strip_w_row());
-    UNROLL for (u32 i = 0; i < D / 32; ++i) q.v[i] = row ? *(const half_x8*)(row + i * 32 + strip_k()) : zero8();
+    UNROLL for (u32 i = 0; i < D / 32; ++i)
+        set_query_vector(q, i, row ? *(const half_x8*)(row + i * 32 + strip_k()) : zero8());
     return q;
 }
 
 // Adds to the scores c the products of keys and queries over channels [32 i, 32 i + 32).
 DEV void score_channels(f32x4& c, const QueryOperand& q, const KeyOperand& k, u32 i) {
-    strip_mma(c, StripOperandA{{k.v[0][i], k.v[1][i]}}, q.v[i]);
+    strip_mma(c, StripOperandA{{k.v[0][i], k.v[1][i]}}, query_vector(q, i));
 }
 DEV float score_factor(const QueryOperand&, u32) { return 1.f; }
 

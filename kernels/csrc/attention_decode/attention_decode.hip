@@ -30,8 +30,8 @@
 //   window, sinks  as in attention/key_range.h; with -DWINDOWED=1 and -DSINKS=1 only. Splits are counted from the tile
 //            that has the first key of the window: table entries, keys and values before it are not read.
 //
-//   -DHEAD_DIM=64|128|256  -DBLOCK_TOKENS=n (a multiple of 16)  -DKV_FP8=0|1
-//   -DHEAD_GROUP=1..16 query heads per block; at most 8 with HEAD_DIM=256 and warps of 32 lanes
+//   -DHEAD_DIM=64|128|256|512  -DBLOCK_TOKENS=n (a multiple of 16)  -DKV_FP8=0|1
+//   -DHEAD_GROUP=1..16 query heads per block; at most 8 with HEAD_DIM=512, or 256 and warps of 32 lanes
 //   -DKV_SHARERS=n number of blocks that share a KV head: it has KV_SHARERS * HEAD_GROUP query heads
 //   -DSTAGES=n pipeline stages (tiles) of a warp's ring in shared memory; warps of 64 lanes have no ring
 //   -DSMALL_BATCH=1 smaller splits, for small batches
@@ -70,9 +70,9 @@
 // With at most 8 queries per block and warps of 32 lanes, keys instead of queries are the rows (M) of the
 // MMA, so that no MMA rows are unused (keys_first.h).
 #define KEYS_FIRST (WARP_SIZE == 32 && HEAD_GROUP * TOKENS_PER_BLOCK <= 8)
-// With heads of 256 channels a lane has no registers for the values of a tile in addition to its keys: values are loaded
-// while they are multiplied.
-#define LATE_VALUES (KEYS_FIRST && HEAD_DIM == 256)
+// With heads of 256 or more channels a lane has no registers for the values of a tile in addition to its keys: values are
+// loaded while they are multiplied.
+#define LATE_VALUES (KEYS_FIRST && HEAD_DIM >= 256)
 #if KEYS_FIRST
 #  include "attention_decode/keys_first.h"
 #else
@@ -90,7 +90,7 @@ template <class Put> DEV void each_output(const SoftmaxState& r, const Put& put)
 #  define STAGES 3
 #endif
 enum : u32 {
-    WARPS = 4,
+    WARPS = HEAD_DIM > 256 ? 2 : 4,  // with heads of 512 channels shared memory holds the tiles and records of two warps
     TEAM = WARPS * WARP_SIZE,
     ITERATION_KEYS = WARPS * TILE_KEYS,  // keys per block iteration: one tile per warp
     TILES_AHEAD = WARP_SIZE == 64 ? 1 : STAGES,
@@ -103,9 +103,11 @@ DEV void team_sync() { sync(); }
 // contexts, to occupy all SMs; a single row (FROM_QKV) uses even shorter splits, because no other row
 // competes for memory bandwidth. In large batches, finishing a split takes about 2 us while memory is busy,
 // which costs more than the better load balance of short splits gains. Long contexts use long splits, to keep
-// merging cheap. Must equal `SPLITS`, `SMALL_BATCH_SPLITS` and `SINGLE_ROW_SPLITS` in
-// kernels/src/gpu/attention.rs.
+// merging cheap; heads of 512 channels, whose partial results are larger, use longer ones. Must equal `SPLITS`,
+// `SMALL_BATCH_SPLITS`, `LARGE_HEAD_SMALL_BATCH_SPLITS` and `SINGLE_ROW_SPLITS` in kernels/src/gpu/attention_splits.rs.
 DEV u32 split_keys(u32 context) {
+    if (SMALL_BATCH && HEAD_DIM > 256)
+        return context <= 2048 ? 128 : context <= 8192 ? 512 : context <= 32768 ? 1024 : 4096;
     const u32 finest = FROM_QKV && context <= 2048 ? 128 : FROM_QKV || SMALL_BATCH ? 256 : 448;
     return context <= 8192 ? finest : context <= 32768 ? 512 : 1024;
 }

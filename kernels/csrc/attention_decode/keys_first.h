@@ -39,6 +39,27 @@ DEV void start(SoftmaxState& r) {
     UNROLL for (u32 i = 0; i < D / 16; ++i) r.out[i] = f32x4{{0.f, 0.f, 0.f, 0.f}};
 }
 
+// The vectors of the queries of a lane as an MMA operand; vector i has channels [32 i + strip_k(), 32 i + strip_k() + 8).
+#if HEAD_DIM > 256
+// With heads of 512 channels a lane has no registers for them in addition to the outputs: they are in shared memory, where
+// no other lane accesses them.
+template <class Vector> struct QueryVectors {};
+DEV u32x4* own_query_vectors() {
+    SHARED(u32x4, vectors, 2 * D / 32 * WARP_SIZE);  // A block has two warps.
+    return vectors + warp_id() * (D / 32) * WARP_SIZE + lane();
+}
+template <class Vector> DEV void set_query_vector(QueryVectors<Vector>&, u32 i, const Vector& vector) {
+    own_query_vectors()[i * WARP_SIZE] = bits_as<u32x4>(vector);
+}
+template <class Vector> DEV Vector query_vector(const QueryVectors<Vector>&, u32 i) {
+    return bits_as<Vector>(own_query_vectors()[i * WARP_SIZE]);
+}
+#else
+template <class Vector> struct QueryVectors { Vector v[D / 32]; };
+template <class Vector> DEV void set_query_vector(QueryVectors<Vector>& q, u32 i, const Vector& vector) { q.v[i] = vector; }
+template <class Vector> DEV Vector query_vector(const QueryVectors<Vector>& q, u32 i) { return q.v[i]; }
+#endif
+
 #if KV_FP8
 #  include "attention_decode/as_fp8.h"
 #else

@@ -19,7 +19,7 @@ enum : u32 {
     // SPREAD: number of warps among which the splits of a query are divided for merging. AHEAD: number of
     // splits whose partial results a lane loads at a time.
     SPREAD = GROUP >= WARPS ? 1 : WARPS / GROUP,
-    AHEAD = WARP_SIZE == 64 ? 8 : 12
+    AHEAD = WARP_SIZE == 64 || D > 256 ? 8 : 12
 };
 
 // Writes the partial results of this warp to `records`: one record (outputs, maximum, sum) per query.

@@ -12,14 +12,14 @@ enum : u32 {
     VALUE_WORDS = PART * sizeof(KV) / 4  // 32-bit words of a lane's channels of a value
 };
 
-// 32-bit words that a lane has loaded: 1, 2 or 4, or two vectors of 4.
+// 32-bit words that a lane has loaded: 1, 2 or 4, or several vectors of 4.
 template <u32 WORDS> struct LoadedWords { u32 v[WORDS]; };
-struct LoadedWordPair { LoadedWords<4> v[2]; };
+template <u32 WORDS> struct LoadedWordHalves { LoadedWords<WORDS / 2> v[2]; };
 
 template <u32 WORDS> DEV LoadedWords<WORDS> load_words(const void* p) {
 #if DEV_AMD
     if constexpr (WORDS <= 4) return bits_as<LoadedWords<WORDS>>(*(const typename DevWords<WORDS * 4>::type*)p);
-    else return bits_as<LoadedWords<WORDS>>(LoadedWordPair{{load_words<4>(p), load_words<4>((const u8*)p + 16)}});
+    else return bits_as<LoadedWords<WORDS>>(LoadedWordHalves<WORDS>{{load_words<WORDS / 2>(p), load_words<WORDS / 2>((const u8*)p + WORDS * 2)}});
 #else
     LoadedWords<WORDS> words;
     UNROLL for (u32 i = 0; i < WORDS; ++i) words.v[i] = ((const u32*)p)[i];
@@ -36,8 +36,8 @@ template <u32 WORDS> DEV LoadedWords<WORDS> pinned(const LoadedWords<WORDS>& wor
         asm volatile("" : "+v"(v));
         return bits_as<LoadedWords<WORDS>>(v);
     } else {
-        const LoadedWordPair pair = bits_as<LoadedWordPair>(words);
-        return bits_as<LoadedWords<WORDS>>(LoadedWordPair{{pinned(pair.v[0]), pinned(pair.v[1])}});
+        const LoadedWordHalves<WORDS> halves = bits_as<LoadedWordHalves<WORDS>>(words);
+        return bits_as<LoadedWords<WORDS>>(LoadedWordHalves<WORDS>{{pinned(halves.v[0]), pinned(halves.v[1])}});
     }
 #else
     return words;

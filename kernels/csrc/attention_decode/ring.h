@@ -48,7 +48,7 @@ DEV void fetch(KvTileRing& ring, const KV* keys) {
     KV* to = ring.tiles + ring.stage * 2 * TILE_VALUES;
     if (keys != nullptr)
         UNROLL for (u32 i = 0; i < TILE_KEYS * PIECES / WARP_SIZE; ++i) {
-            const u32 row = (i * WARP_SIZE + lane()) / PIECES, channel = lane() % PIECES * WIDTH;
+            const u32 piece = i * WARP_SIZE + lane(), row = piece / PIECES, channel = piece % PIECES * WIDTH;
             const KV* from = keys + row * D + channel;
             copy_once(to + swizzled_offset(row, channel), from);
             copy_once(to + TILE_VALUES + swizzled_offset(row, channel), from + BLOCK_TOKENS * D);

@@ -6,10 +6,15 @@
 
 enum : u32 {
     STAGES = 2,                      // pipeline stages of keys and of values
-    ITEM_STAGES = KV_FP8 ? 1 : 2,    // pipeline stages of queries
+    ITEM_STAGES = KV_FP8 || D > 128 ? 1 : 2,  // pipeline stages of queries
     PANELS = D / 64,                 // panels (of 64 channels) per operand
-    PANEL_BYTES = TILE * 128,
+    QUERY_PANEL_BYTES = TILE_PAIRS * 128,
+    QUERY_BYTES = PANELS * QUERY_PANEL_BYTES,
+    PANEL_BYTES = TILE * 128,        // of keys and of values
     OPERAND_BYTES = PANELS * PANEL_BYTES,
+    OUTPUT_BYTES = D > 128 ? 0 : QUERY_BYTES,  // buffer of outputs; larger heads store them from registers
+    // Two buffers of the partial scores of both consumer warpgroups, if these divide the channels.
+    PARTIAL_SCORE_BYTES = CHANNEL_GROUPS == 1 ? 0 : 2 * CHANNEL_GROUPS * TILE_PAIRS * TILE * 4,
     STAGED_BYTES = KV_FP8 ? TILE * D : 0,  // buffer of fp8 keys or values before conversion to half_t
     PRODUCER_WARPS = 4,              // warps of the producer warpgroup
     QUERY_WARPS = KV_FP8 ? 4 : 2,    // number of producer warps, the last ones, that load queries
@@ -25,17 +30,19 @@ struct PipelineBarriers {
     StageBarriers items, keys, values;  // items: work items with their queries
     Barrier tail_full;               // arrival of the values of a step of which rows are cleared
     Barrier sequence[2];             // ordering barrier between the two consumer warpgroups
+    Barrier partial_scores;          // arrival of the partial scores of both consumer warpgroups
     WorkTile item[STAGES];
     u32 next[2];                     // index of the next item
 };
 // Addresses in the launch's dynamic shared memory.
-struct SharedMemoryLayout { u8 *queries, *keys, *values, *outputs, *staged; };
+struct SharedMemoryLayout { u8 *queries, *keys, *values, *outputs, *staged, *partial_scores; };
 
 DEV SharedMemoryLayout shared_layout(u8* dynamic) {
     u8* panels = align_1024(dynamic);
-    u8 *keys = panels + ITEM_STAGES * OPERAND_BYTES, *values = keys + STAGES * OPERAND_BYTES;
+    u8 *keys = panels + ITEM_STAGES * QUERY_BYTES, *values = keys + STAGES * OPERAND_BYTES;
     u8* outputs = values + STAGES * OPERAND_BYTES;
-    return SharedMemoryLayout{panels, keys, values, outputs, outputs + OPERAND_BYTES};
+    u8* staged = outputs + OUTPUT_BYTES;
+    return SharedMemoryLayout{panels, keys, values, outputs, staged, staged + 2 * STAGED_BYTES};
 }
 
 // Copies the queries of a tile to shared memory; rows after the last (query, head) pair of the tile are
@@ -46,7 +53,7 @@ DEV void fetch_queries(u8* operand, const PrefillParams& job, const WorkTile& it
     const half_t* q = job.q + (u64)item.token * job.q_stride + item.head * HEAD_GROUP * D + piece * 8;
     _Pragma("unroll 4") for (u32 i = 0; i < TILE_PAIRS; i += ROWS_PER_PASS) {
         const u32 row = i + thread / PIECES, pair = item.first + row < item.pairs ? item.first + row : 0;
-        u8* to = operand + piece / 8 * PANEL_BYTES + panel_offset(row, piece % 8);
+        u8* to = operand + piece / 8 * QUERY_PANEL_BYTES + panel_offset(row, piece % 8);
         cp_async16_zfill(to, q + (u64)(pair / HEAD_GROUP) * job.q_stride + pair % HEAD_GROUP * D, item.first + row < item.pairs);
     }
     cp_async_commit();
@@ -58,7 +65,7 @@ DEV void publish_item(const SharedMemoryLayout& shared, PipelineBarriers* m, Pip
                       const PrefillParams& job, const WorkTile& item) {
     barrier_wait(&m->items.empty[pipe.stage], pipe.phase ^ 1);
     if (warp_id() == PRODUCER_WARPS - 1 && lane() == 0) m->item[pipe.stage] = item;
-    if (item.pairs != 0) fetch_queries(shared.queries + pipe.stage * OPERAND_BYTES, job, item);
+    if (item.pairs != 0) fetch_queries(shared.queries + pipe.stage * QUERY_BYTES, job, item);
     release_written(&m->items.full[pipe.stage]);
     advance<ITEM_STAGES>(pipe);
 }

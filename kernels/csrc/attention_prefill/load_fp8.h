@@ -12,7 +12,7 @@ enum : u32 {
     PASSES = TILE / ROWS_PER_PASS,
     NO_ROW = ~0u     // key that the tile does not attend to: its pieces are zero-filled
 };
-static_assert(PRODUCER_THREADS == TILE, "a thread finds a key");
+static_assert(PRODUCER_THREADS >= TILE, "a thread finds a key");
 
 // Row, panel, and 16-channel vector in the panel row, that this thread copies in each pass. Eight consecutive
 // threads copy the vectors of two rows, which are in different shared memory banks.
@@ -21,10 +21,10 @@ DEV u32 own_panel() { return tid() / 8 % PANELS; }
 DEV u32 own_piece() { return tid() % ROW_PIECES; }
 
 // Returns the row index in the KV pool of key at + tid() (one key per thread, for the step that begins at key
-// `at`); NO_ROW if that key is beyond the context or before the first key of the tile.
+// `at`); NO_ROW if that key is beyond the step or the context, or before the first key of the tile.
 DEV u32 pool_row(const PrefillParams& job, const WorkTile& item, const i32* table, u32 at, u32 context) {
     const u32 position = at + tid();
-    if (position >= context || position < first_key(item)) return NO_ROW;
+    if ((TILE < PRODUCER_THREADS && tid() >= TILE) || position >= context || position < first_key(item)) return NO_ROW;
     const u32 block = (u32)table[position / BLOCK_TOKENS];
     return (block * (job.kv_heads / KV_SHARERS) + item.head / KV_SHARERS) * 2 * BLOCK_TOKENS + position % BLOCK_TOKENS;
 }
@@ -71,7 +71,7 @@ DEV void load_step(ProducerState& producer, const PrefillParams& job, const u32*
 }
 
 DEV void fetch_all(const SharedMemoryLayout& shared, PipelineBarriers* m, const PrefillParams& job) {
-    SHARED(u32, rows, 2 * TILE);
+    SHARED(u32, rows, 2 * PRODUCER_THREADS);
     ProducerState keys{shared.keys, shared.staged, &m->keys, {}},
         values{shared.values, shared.staged + STAGED_BYTES, &m->values, {}};
     PipelineState items{};
@@ -80,7 +80,7 @@ DEV void fetch_all(const SharedMemoryLayout& shared, PipelineBarriers* m, const 
         const i32* table = table_of(job, item.row);
         const u32 context = item.before + item.pairs / HEAD_GROUP;
         const u32 begin = first_step(item);
-        u32* first_rows = rows + begin % 2 * TILE;
+        u32* first_rows = rows + begin % 2 * PRODUCER_THREADS;
         // The earlier contents of `rows` may be overwritten: all threads have passed a barrier since reading
         // them.
         first_rows[tid()] = pool_row(job, item, table, begin * TILE, context);
@@ -91,7 +91,7 @@ DEV void fetch_all(const SharedMemoryLayout& shared, PipelineBarriers* m, const 
         start_pieces(values.staged, job, first_rows, true);
         cp_async_commit();
         for (u32 step = begin; step < item.steps; ++step) {
-            u32* next = step + 1 < item.steps ? rows + (step + 1) % 2 * TILE : nullptr;
+            u32* next = step + 1 < item.steps ? rows + (step + 1) % 2 * PRODUCER_THREADS : nullptr;
             if (next) next[tid()] = ahead;
             named_barrier_sync<1>(PRODUCER_THREADS);
             ahead = pool_row(job, item, table, (step + 2) * TILE, context);

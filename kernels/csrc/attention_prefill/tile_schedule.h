@@ -3,7 +3,11 @@
 // at the same time share keys in L2.
 #pragma once
 
-enum : u32 { TILE_PAIRS = 128, TILE = 128 };  // (query, head) pairs per tile; keys per step
+enum : u32 {
+    CHANNEL_GROUPS = D > 256 ? 2 : 1,    // consumer warpgroups that share the pairs of a tile and divide its channels
+    TILE_PAIRS = 128 / CHANNEL_GROUPS,   // (query, head) pairs per tile
+    TILE = D > 256 ? 32 : D > 128 ? 64 : 128  // keys per step; shared memory has two steps
+};
 
 // A work item: one tile, that is, successive (query, head) pairs of one row and KV head.
 struct WorkTile {

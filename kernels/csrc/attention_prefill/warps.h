@@ -1,6 +1,7 @@
-// attention_prefill/warps.h - prefill by single warps: each warp has a tile of 16 (query, head) pairs, the
-// warps of a block have consecutive tiles. Keys and values are copied to shared memory in steps of STEP keys;
-// a step is copied while the previous step is multiplied.
+// attention_prefill/warps.h - prefill by warps: each warp (two warps with heads of 512 channels and warps of 32 lanes,
+// see CHANNEL_WARPS in attention/warp.h) has a tile of 16 (query, head) pairs, the warps of a block have consecutive
+// tiles. Keys and values are copied to shared memory in steps of STEP keys; a step is copied while the previous step is
+// multiplied.
 #pragma once
 
 #ifndef STAGES
@@ -8,7 +9,7 @@
 #endif
 
 enum : u32 {
-    STEP = D == 256 ? 32 : 64,   // keys per copy step
+    STEP = D <= 128 ? 64 : D == 256 || WARP_SIZE == 32 ? 32 : 16,  // keys per copy step
     K_STRIDE = D + KEY_PADDING,      // row strides in shared memory, in elements
     V_STRIDE = D + VALUE_PADDING,
     STAGE = STEP * (K_STRIDE + V_STRIDE)
@@ -72,6 +73,12 @@ DEV void copy_and_multiply(KV* stages, const KV* pool, const RowKvSource& row, u
 }
 #endif
 
+#if CHANNEL_WARPS > 1
+#  include "attention_prefill/partial_scores.h"
+#else
+DEV u32 own_channel() { return 0; }
+#endif
+
 // `v`: number of keys that each query of the lane attends to. `most`: maximum of this number over the queries
 // of the warp.
 struct VisibleKeyCounts { u32 v[SLOTS], most; };
@@ -89,24 +96,50 @@ DEV void mask_first_keys(ScoreFragment& s, const FirstKeys& first, u32 at) {
 struct FirstKeys {};
 #endif
 
+// Scores of the tile of a step that begins at key `tile` of the step.
+DEV ScoreFragment tile_scores(const QueryOperand& q, const KV* stage, u32 tile) {
+    return score(q, load_keys(stage + tile * K_STRIDE + own_channel(), K_STRIDE));
+}
+
+// Adds the values of the tile at key `tile` of the step at key `at` to the outputs. `s`: the scores of the tile.
+DEV void add_tile(SoftmaxState& r, ScoreFragment& s, const KV* stage, u32 at, u32 tile, const VisibleKeyCounts& seen,
+                  const FirstKeys& first, float factor) {
+#if WINDOWED
+    if (at + tile < first.most) mask_first_keys(s, first, at + tile);
+#endif
+    u32 left[SLOTS];
+    UNROLL for (u32 i = 0; i < SLOTS; ++i) left[i] = seen.v[i] > at + tile ? seen.v[i] - at - tile : 0;
+    online_softmax(r, s, left, factor);
+    add_values(r, s, load_values(stage + STEP * K_STRIDE + tile * V_STRIDE + own_channel(), V_STRIDE, TILE_KEYS));
+}
+
+// Returns the first tile of the step at key `at` in which the queries of the warp attend to a key, as the index of its
+// first key in the step.
+#if WINDOWED
+DEV u32 first_tile(const FirstKeys& first, u32 at) {
+    return first.least > at ? (first.least - at) / TILE_KEYS * TILE_KEYS : 0;
+}
+#else
+DEV u32 first_tile(const FirstKeys&, u32) { return 0; }
+#endif
+
 DEV void multiply_step(SoftmaxState& r, const QueryOperand& q, const KV* stage, u32 at, const VisibleKeyCounts& seen,
                        const FirstKeys& first, float factor) {
-#if WINDOWED
-    u32 tile = first.least > at ? (first.least - at) / TILE_KEYS * TILE_KEYS : 0;
-#else
-    u32 tile = 0;
-#endif
-    for (; tile < STEP && at + tile < seen.most; tile += TILE_KEYS) {
-        const KeyOperand k = load_keys(stage + tile * K_STRIDE, K_STRIDE);
-        ScoreFragment s = score(q, k);
-#if WINDOWED
-        if (at + tile < first.most) mask_first_keys(s, first, at + tile);
-#endif
-        u32 left[SLOTS];
-        UNROLL for (u32 i = 0; i < SLOTS; ++i) left[i] = seen.v[i] > at + tile ? seen.v[i] - at - tile : 0;
-        online_softmax(r, s, left, factor);
-        add_values(r, s, load_values(stage + STEP * K_STRIDE + tile * V_STRIDE, V_STRIDE, TILE_KEYS));
+#if CHANNEL_WARPS > 1
+    // Unrolled, the loops need more registers than a lane has.
+    _Pragma("unroll 1") for (u32 tile = first_tile(first, at); tile < STEP && at + tile < seen.most; tile += TILE_KEYS)
+        put_partial_scores(tile_scores(q, stage, tile), tile / TILE_KEYS);
+    sync();  // All warps of the block meet here, also those without a key in this step.
+    _Pragma("unroll 1") for (u32 tile = first_tile(first, at); tile < STEP && at + tile < seen.most; tile += TILE_KEYS) {
+        ScoreFragment s = sum_of_partial_scores(tile / TILE_KEYS);
+        add_tile(r, s, stage, at, tile, seen, first, factor);
     }
+#else
+    for (u32 tile = first_tile(first, at); tile < STEP && at + tile < seen.most; tile += TILE_KEYS) {
+        ScoreFragment s = tile_scores(q, stage, tile);
+        add_tile(r, s, stage, at, tile, seen, first, factor);
+    }
+#endif
 }
 
 DEV void store_outputs(half_t* o, const PrefillParams& job, SoftmaxState& r, u32 first, u32 pairs, u32 head) {
@@ -121,7 +154,8 @@ DEV void store_outputs(half_t* o, const PrefillParams& job, SoftmaxState& r, u32
         if (pair < pairs) {
             struct alignas(PART * 2) OutputPart { half_t v[PART]; } part;
             UNROLL for (u32 j = 0; j < PART; ++j) part.v[j] = to_half(PART_VALUE(r.out, p, j) * scale[slot]);
-            *(OutputPart*)(o + (u64)(pair / HEAD_GROUP) * job.o_stride + pair % HEAD_GROUP * D + part_channel(p)) = part;
+            half_t* to = o + (u64)(pair / HEAD_GROUP) * job.o_stride + pair % HEAD_GROUP * D + own_channel();
+            *(OutputPart*)(to + part_channel(p)) = part;
         }
     }
 }
@@ -129,11 +163,11 @@ DEV void store_outputs(half_t* o, const PrefillParams& job, SoftmaxState& r, u32
 DEV void prefill(const PrefillParams& job) {
     DYN_SHARED(KV, stages);
     grid_wait();
-    const u32 row = job.first_row + bid_z(), head = bid_y(), per_block = bdim() / WARP_SIZE * QUERIES;
+    const u32 row = job.first_row + bid_z(), head = bid_y(), per_block = bdim() / WARP_SIZE / CHANNEL_WARPS * QUERIES;
     const u32 token = (u32)job.cu_q[row], tokens = (u32)job.cu_q[row + 1] - token, pairs = tokens * HEAD_GROUP;
     const u32 tiles = (pairs + per_block - 1) / per_block;
     if (bid_x() >= tiles) return;
-    const u32 begin = (tiles - 1 - bid_x()) * per_block, first = begin + warp_id() * QUERIES;
+    const u32 begin = (tiles - 1 - bid_x()) * per_block, first = begin + warp_id() / CHANNEL_WARPS * QUERIES;
     const u32 context = (u32)job.context_lens[row];
     half_t* out = job.o + (u64)token * job.o_stride + head * HEAD_GROUP * D;
     if (context < tokens) {  // A padding row has no keys; its outputs are zero.
@@ -153,7 +187,7 @@ DEV void prefill(const PrefillParams& job) {
 #if WINDOWED
     keys.first_key = first_key_of(job, before + begin / HEAD_GROUP + 1);
 #endif
-    const half_t* queries = job.q + (u64)token * job.q_stride + head * HEAD_GROUP * D;
+    const half_t* queries = job.q + (u64)token * job.q_stride + head * HEAD_GROUP * D + own_channel();
     const QueryOperand mine = load_queries([&](u32 query) {
         const u32 pair = first + query;
         return pair < pairs ? queries + (u64)(pair / HEAD_GROUP) * job.q_stride + pair % HEAD_GROUP * D : nullptr;

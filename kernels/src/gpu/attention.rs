@@ -6,8 +6,10 @@ use device::gpu::{KernelDefine, KernelLaunch, KernelSource};
 use device::{DType, DeviceError, DeviceStream, MatMut, MatRef, check_at_most, check_size};
 
 use super::attention_heads::{
-    QueryHeadPartition, key_range_defines, max_keys_read, max_queries, window_argument,
+    LARGE_HEAD, QueryHeadPartition, decode_warps, key_range_defines, max_keys_read, max_queries,
+    window_argument,
 };
+use super::attention_splits::{SMALL_BATCH_ROWS, max_splits, split_sizes};
 use super::gemm::has_16_byte_rows;
 use super::launch_limits::DRIVER_BYTES;
 use crate::gpu::GpuBackend;
@@ -17,8 +19,6 @@ pub(super) static DECODE: KernelSource = kernel_source!("attention_decode/attent
 static PLAIN: KernelSource = kernel_source!("attention_plain/attention_plain.hip");
 
 const KERNEL: &str = "paged_attention";
-/// Number of warps per block of the decode kernel.
-pub(super) const DECODE_WARPS: usize = 4;
 /// Maximum number of stages (K/V tiles) and maximum number of bytes of the ring buffer of a warp in shared
 /// memory. With 1.5 times as many bytes, steps of many rows take longer, because loads of queries, block
 /// tables and partial results are queued after more loads of keys. Single-row attention has a larger limit,
@@ -26,8 +26,8 @@ pub(super) const DECODE_WARPS: usize = 4;
 const RING_TILES: usize = 3;
 const RING_BYTES: usize = 16 << 10;
 pub(super) const SINGLE_ROW_RING_BYTES: usize = 24 << 10;
-/// Number of stages for which a ring buffer may have more than `RING_BYTES` bytes: heads of 256 channels need them to
-/// load the next tile while a tile is multiplied.
+/// Number of stages for which a ring buffer may have more than `RING_BYTES` bytes: heads of 256 and more channels need
+/// them to load the next tile while a tile is multiplied.
 const MIN_RING_TILES: usize = 2;
 /// Maximum head size for which the decode kernel with an fp8 KV cache needs fewer registers.
 const FP8_SMALL_HEAD: usize = 128;
@@ -39,9 +39,15 @@ pub(super) const BLOCKS_WITH_RING: usize = 2;
 const BLOCKS_WITH_FP8: usize = 3;
 /// Shared memory of static arrays of the decode kernel per block, in bytes.
 const STATIC_BYTES: usize = 768;
+/// Further static shared memory of the decode kernel with warps of 32 lanes and heads of more than 256 channels, in bytes:
+/// the queries of a block. Must match `own_query_vectors` in keys_first.h.
+const LARGE_HEAD_QUERY_BYTES: usize = 16 << 10;
 /// Maximum number of queries per KV head for which the decode kernel uses keys as the rows (M) of its MMA;
 /// must match `KEYS_FIRST` in attention_decode.hip.
 const KEYS_FIRST_GROUP: usize = 8;
+/// Maximum number of queries for which the decode kernel has two buffers for the partial results of its warps; must
+/// match `SETS` in merge_records.h.
+const TWO_RECORD_SETS_GROUP: usize = 4;
 /// Number of f32 values after the outputs in the partial result of a split: softmax maximum, sum and padding.
 pub(super) const RECORD_EXTRA_FLOATS: usize = 4;
 /// Number of keys, and also number of queries, in an MMA tile of a warp.
@@ -51,61 +57,6 @@ const PLAIN_HEAD: usize = 512;
 /// log2(e): kernels compute the softmax in base 2, so the host multiplies the factor of the scores by
 /// log2(e).
 pub(super) const LOG2_E: f32 = std::f32::consts::LOG2_E;
-
-/// Split size of split-KV decoding: for context lengths of up to `max_context_len` tokens, the maximum number
-/// of keys per split.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct KvSplitSize {
-    pub(super) max_context_len: usize,
-    pub(super) keys: usize,
-}
-
-impl KvSplitSize {
-    pub(super) const fn new(max_context_len: usize, keys: usize) -> Self {
-        Self { max_context_len, keys }
-    }
-}
-
-/// Split sizes of the decode kernel, in ascending order of context length; must match `split_keys` in
-/// attention_decode.hip.
-const SPLITS: &[KvSplitSize] = &[
-    KvSplitSize::new(8192, 448),
-    KvSplitSize::new(32768, 512),
-    KvSplitSize::new(usize::MAX, 1024),
-];
-/// Split sizes for steps of at most `SMALL_BATCH_ROWS` requests. With the larger split sizes of `SPLITS`,
-/// these steps would have too few splits to use all SMs.
-const SMALL_BATCH_SPLITS: &[KvSplitSize] = &[
-    KvSplitSize::new(8192, 256),
-    KvSplitSize::new(32768, 512),
-    KvSplitSize::new(usize::MAX, 1024),
-];
-/// Maximum number of requests of a small batch. Time per decode step at a context of 1,150 tokens on an H200,
-/// in ms, with splits of 256 and of 448 keys: Qwen3-0.6B 0.845 and 0.893 for 4 rows, 1.04 and 0.995 for 8;
-/// Qwen3-8B 4.42 and 4.47 for 4.
-const SMALL_BATCH_ROWS: usize = 4;
-/// Split sizes of the decode kernel with the define `FROM_QKV`, which also computes QK norm, RoPE and the KV
-/// write.
-pub(super) const SINGLE_ROW_SPLITS: &[KvSplitSize] = &[
-    KvSplitSize::new(2048, 128),
-    KvSplitSize::new(8192, 256),
-    KvSplitSize::new(32768, 512),
-    KvSplitSize::new(usize::MAX, 1024),
-];
-
-/// Returns the maximum number of splits over all contexts of up to `max_context_len` tokens.
-pub(super) fn max_splits(max_context_len: usize, splits: &[KvSplitSize]) -> usize {
-    let mut from = 0;
-    let mut max_splits = 1;
-    for split in splits {
-        if max_context_len > from {
-            max_splits =
-                max_splits.max(max_context_len.min(split.max_context_len).div_ceil(split.keys));
-        }
-        from = split.max_context_len;
-    }
-    max_splits
-}
 
 /// Sizes that determine how many blocks of the decode kernel are resident per SM.
 pub(super) struct DecodeOccupancyInputs {
@@ -160,7 +111,7 @@ impl GpuBackend {
         let heads = shape.partition.heads;
         let rows_per_request = shape.args.rows.bounds.max_rows_per_request.clamp(1, rows);
         let small_batch = rows.div_ceil(rows_per_request) <= SMALL_BATCH_ROWS;
-        let split_sizes = if small_batch { SMALL_BATCH_SPLITS } else { SPLITS };
+        let split_sizes = split_sizes(dim, small_batch);
         let max_context_len = shape.args.rows.bounds.max_context_len;
         let splits = max_splits(max_keys_read(max_context_len, shape.args.keys), split_sizes);
         let tokens_per_block = rows_per_request.min(max_queries(dim) / heads);
@@ -194,7 +145,7 @@ impl GpuBackend {
         // splits of all rows and KV heads.
         let blocks =
             (occupancy.blocks * self.multiprocessors() as usize).min(rows * head_groups * splits);
-        let threads = DECODE_WARPS as u32 * self.warp_size();
+        let threads = decode_warps(dim) as u32 * self.warp_size();
         let o_stride = o.stride() as u32;
         let launch = KernelLaunch::new(
             kernel,
@@ -225,19 +176,22 @@ impl GpuBackend {
             max_blocks,
             head_dim,
         } = *sizes;
-        let record_sets = if group <= DECODE_WARPS { 2 } else { 1 };
-        let records = record_sets * DECODE_WARPS * record_bytes;
+        let warps = decode_warps(head_dim);
+        let record_sets = if group <= TWO_RECORD_SETS_GROUP { 2 } else { 1 };
+        let records = record_sets * warps * record_bytes;
         if self.warp_size() != 32 {
             let block_bytes = records + STATIC_BYTES;
             let blocks = self.launch_limits().decode_blocks(block_bytes, group, head_dim);
             return DecodeOccupancy { stages: 1, shared_bytes: records, blocks };
         }
-        let stage_bytes = DECODE_WARPS * 2 * TILE * row_bytes;
+        let stage_bytes = warps * 2 * TILE * row_bytes;
+        let static_bytes =
+            STATIC_BYTES + if head_dim > LARGE_HEAD { LARGE_HEAD_QUERY_BYTES } else { 0 };
         let capacity = self.shared_bytes() as usize;
-        let max_stages = (ring_bytes * DECODE_WARPS / stage_bytes).clamp(1, RING_TILES);
+        let max_stages = (ring_bytes * warps / stage_bytes).clamp(1, RING_TILES);
         let stages = (capacity.saturating_sub(records) / stage_bytes).clamp(1, max_stages);
         let shared_bytes = stages * stage_bytes + records;
-        let blocks = (capacity + DRIVER_BYTES) / (shared_bytes + DRIVER_BYTES + STATIC_BYTES);
+        let blocks = (capacity + DRIVER_BYTES) / (shared_bytes + DRIVER_BYTES + static_bytes);
         DecodeOccupancy { stages, shared_bytes, blocks: blocks.clamp(1, max_blocks) }
     }
 
@@ -296,7 +250,7 @@ impl GpuKernel for PagedAttention<'_> {
 impl AttentionLaunchArgs<'_> {
     fn uses_tensor_cores(&self, half: DType, o: &MatMut<'_>) -> bool {
         self.args.q.dtype() == half
-            && matches!(self.layout.head_dim, 64 | 128 | 256)
+            && matches!(self.layout.head_dim, 64 | 128 | 256 | 512)
             && self.layout.block_tokens.is_multiple_of(TILE)
             && self.group > 0
             && has_16_byte_rows(self.args.q)
@@ -328,7 +282,7 @@ impl AttentionLaunchArgs<'_> {
         append_key_range(launch, self.args.keys, self.args.sinks)
     }
 
-    fn fp8(&self) -> u32 {
+    pub(super) fn fp8(&self) -> u32 {
         u32::from(self.layout.dtype == DType::F8E4M3)
     }
 
@@ -374,25 +328,4 @@ fn check_limits(layout: &KvLayout, args: &PagedAttentionArgs<'_>) -> Result<(), 
         check_size(KERNEL, "block_tables", rows.block_tables.rows(), rows.len())?;
     }
     Ok(())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn max_splits_covers_every_context_length() {
-        let splits = |context: usize, all: &[KvSplitSize]| {
-            let split = all.iter().find(|split| context <= split.max_context_len).unwrap();
-            context.div_ceil(split.keys)
-        };
-        for longest in
-            [1, 255, 256, 257, 448, 449, 2048, 2049, 8192, 8193, 9000, 32768, 40000, 131_072]
-        {
-            for all in [SPLITS, SMALL_BATCH_SPLITS, SINGLE_ROW_SPLITS] {
-                let expected = (1..=longest).map(|context| splits(context, all)).max().unwrap();
-                assert_eq!(max_splits(longest, all), expected, "{longest}");
-            }
-        }
-    }
 }

@@ -9,6 +9,11 @@ use crate::AttentionKeyRange;
 /// and the shared memory of a block hold the outputs of at most this number of queries.
 const LARGE_HEAD_QUERIES: usize = 8;
 const SMALL_HEAD: usize = 128;
+/// Number of warps per block of the decode kernel; must match `WARPS` in attention_decode.hip. With heads of more than
+/// `LARGE_HEAD` channels, shared memory holds the tiles and partial results of two warps.
+const DECODE_WARPS: usize = 4;
+const LARGE_HEAD_DECODE_WARPS: usize = 2;
+pub(super) const LARGE_HEAD: usize = 256;
 
 /// Partition of the query heads of a KV head: `sharers` groups of `heads` query heads, each of which reads the
 /// keys of the KV head.
@@ -31,6 +36,11 @@ impl QueryHeadPartition {
 /// Maximum number of queries that a block of the decode kernel processes together.
 pub(super) fn max_queries(head_dim: usize) -> usize {
     if head_dim > SMALL_HEAD { LARGE_HEAD_QUERIES } else { TILE }
+}
+
+/// Returns the number of warps per block of the decode kernel.
+pub(super) fn decode_warps(head_dim: usize) -> usize {
+    if head_dim > LARGE_HEAD { LARGE_HEAD_DECODE_WARPS } else { DECODE_WARPS }
 }
 
 /// Returns the maximum number of keys that the split-KV kernels read of a row with up to `max_context_len` keys:
@@ -70,6 +80,8 @@ mod tests {
         }
         assert_eq!(of(16, 256), (8, 2));
         assert_eq!(of(10, 256), (5, 2));
+        assert_eq!(of(8, 512), (8, 1));
+        assert_eq!(of(16, 512), (8, 2));
         assert_eq!(of(48, 64), (16, 3));
         assert_eq!(of(71, 64), (1, 71));
     }

@@ -10,22 +10,15 @@ static PREFILL: KernelSource = kernel_source!("attention_prefill/attention_prefi
 
 /// Number of threads per block of the prefill kernel without WGMMA.
 const THREADS: u32 = 256;
-/// Number of keys per copy step of the prefill kernel without WGMMA, for heads of up to `WARPGROUP_HEAD` channels
-/// and for larger heads; must match `STEP` in warps.h.
-const STEP_KEYS: usize = 64;
-const LARGE_HEAD_STEP_KEYS: usize = 32;
+/// Maximum head size for which a warp of 32 lanes of the prefill kernel without WGMMA has all channels of its queries;
+/// two warps share the channels of larger heads. Must match `CHANNEL_WARPS` in attention/warp.h.
+const WARP_HEAD: usize = 256;
 /// Number of threads per block of the WGMMA prefill kernel: one producer and two consumer warpgroups.
 const WARPGROUP_THREADS: u32 = 384;
-/// Number of queries per tile and of keys per step of the WGMMA prefill kernel.
-const WARPGROUP_TILE: usize = 128;
-/// Number of 16-bit matrices of `WARPGROUP_TILE` rows in the shared memory of the WGMMA prefill kernel: one
-/// of outputs, two of queries, two of keys and two of values. With an fp8 KV cache there is one of queries,
-/// and the freed bytes stage fp8 keys and values before conversion.
-const WARPGROUP_OPERANDS: usize = 7;
 /// Alignment of WGMMA operands in shared memory, in bytes.
 const PANEL_ALIGNMENT: usize = 1024;
-/// Maximum head size of the WGMMA prefill kernel, limited by shared memory.
-const WARPGROUP_HEAD: usize = 128;
+/// Number of pipeline stages of keys, and of values, of the WGMMA prefill kernel.
+const WARPGROUP_STAGES: usize = 2;
 
 /// Grid and shared memory of a prefill launch, and the define that selects the kernel variant.
 struct PrefillGrid {
@@ -50,13 +43,13 @@ impl GpuBackend {
         }
         let work_counter = self.counters(s, 1)?;
         let layout = shape.layout;
-        let uses_warpgroups = self.has_wgmma_tma() && layout.head_dim <= WARPGROUP_HEAD;
-        let grid = if uses_warpgroups {
-            self.warpgroup_grid(o.rows(), rows, shape)
-        } else {
-            self.warp_grid(rows, shape)
+        let tile = WarpgroupTile::new(layout.head_dim, shape.fp8() == 1);
+        let tile = tile.filter(|_| self.has_wgmma_tma());
+        let grid = match &tile {
+            Some(tile) => self.warpgroup_grid(o.rows(), rows, tile, shape),
+            None => self.warp_grid(rows, shape),
         };
-        let map = if uses_warpgroups && layout.dtype == self.half_dtype() {
+        let map = if tile.is_some() && layout.dtype == self.half_dtype() {
             let pool_rows = layout.blocks * layout.kv_heads * 2 * layout.block_tokens;
             self.tensor_map(shape.pool, pool_rows, layout.head_dim)?
         } else {
@@ -88,12 +81,12 @@ impl GpuBackend {
         &self,
         tokens: usize,
         rows: usize,
+        tile: &WarpgroupTile,
         shape: &AttentionLaunchArgs<'_>,
     ) -> PrefillGrid {
-        let dim = shape.layout.head_dim;
-        let tiles = tokens * shape.partition.heads / WARPGROUP_TILE + rows;
+        let tiles = tokens * shape.partition.heads / tile.pairs + rows;
         let blocks = (tiles * shape.head_groups()).min(self.multiprocessors() as usize) as u32;
-        let shared_bytes = (WARPGROUP_OPERANDS * WARPGROUP_TILE * dim * 2 + PANEL_ALIGNMENT) as u32;
+        let shared_bytes = tile.shared_bytes() as u32;
         let blocks = [blocks, 1, 1];
         PrefillGrid { define: ("WGMMA", 1), blocks, threads: WARPGROUP_THREADS, shared_bytes }
     }
@@ -101,19 +94,86 @@ impl GpuBackend {
     /// Returns the grid of the prefill kernel without WGMMA: a block processes 16 (query, head) pairs per
     /// warp. Every row gets as many blocks as the longest row needs.
     fn warp_grid(&self, rows: usize, shape: &AttentionLaunchArgs<'_>) -> PrefillGrid {
-        let warps = (THREADS / self.warp_size()) as usize;
+        let (dim, element_bytes) = (shape.layout.head_dim, shape.layout.dtype.bytes());
+        let channel_warps = if self.warp_size() == 32 && dim > WARP_HEAD { 2 } else { 1 };
+        let warps = (THREADS / self.warp_size()) as usize / channel_warps;
         let pairs = shape.args.rows.bounds.max_query_len * shape.partition.heads;
         let tiles = pairs.div_ceil(warps * TILE);
-        let (dim, element_bytes) = (shape.layout.head_dim, shape.layout.dtype.bytes());
         let padding_bytes = self.launch_limits().kv_padding_bytes(dim, element_bytes);
         let row_bytes = 2 * dim * element_bytes + padding_bytes; // A key and its value.
-        let is_large = dim > WARPGROUP_HEAD;
-        let step_keys = if is_large { LARGE_HEAD_STEP_KEYS } else { STEP_KEYS };
-        let stage_bytes = (step_keys * row_bytes) as u32;
+        let stage_bytes = (step_keys(dim, self.warp_size()) * row_bytes) as u32;
         let stages =
             if self.warp_size() == 32 && 2 * stage_bytes <= self.shared_bytes() { 2 } else { 1 };
         let blocks = [tiles as u32, shape.head_groups() as u32, rows as u32];
         let shared_bytes = stages * stage_bytes;
         PrefillGrid { define: ("STAGES", stages), blocks, threads: THREADS, shared_bytes }
+    }
+}
+
+/// Sizes of the WGMMA prefill kernel for a head size; must match `TILE_PAIRS` and `TILE` in tile_schedule.h.
+#[derive(Debug, Clone, Copy)]
+struct WarpgroupTile {
+    head_dim: usize,
+    is_fp8: bool,
+    /// (Query, head) pairs per tile.
+    pairs: usize,
+    /// Keys per step.
+    step_keys: usize,
+}
+
+impl WarpgroupTile {
+    /// Returns the sizes for heads of `head_dim` channels, and for an fp8 KV cache or one of the 16-bit type; `None` if
+    /// the operands would exceed the shared memory of a block.
+    fn new(head_dim: usize, is_fp8: bool) -> Option<Self> {
+        let (pairs, step_keys) = match head_dim {
+            ..=128 => (128, 128),
+            ..=256 => (128, 64),
+            _ if is_fp8 => return None,
+            _ => (64, 32),
+        };
+        Some(Self { head_dim, is_fp8, pairs, step_keys })
+    }
+
+    /// Returns the shared memory of a block in bytes; must match `GROUPS_SHARED` in warpgroups.h.
+    fn shared_bytes(&self) -> usize {
+        let &Self { head_dim, is_fp8, pairs, step_keys } = self;
+        let is_small = head_dim <= 128;
+        let query_stages = if is_small && !is_fp8 { 2 } else { 1 };
+        let output_stages = usize::from(is_small);
+        let rows = pairs * (query_stages + output_stages) + 2 * WARPGROUP_STAGES * step_keys;
+        // Keys and values in fp8 are copied to a buffer before their conversion.
+        let fp8_rows = if is_fp8 { 2 * step_keys } else { 0 };
+        // Two warpgroups that divide the channels add their partial scores.
+        let partial_score_bytes = if head_dim > 256 { 4 * pairs * step_keys * 4 } else { 0 };
+        rows * head_dim * 2 + fp8_rows * head_dim + partial_score_bytes + PANEL_ALIGNMENT
+    }
+}
+
+/// Returns the number of keys per copy step of the prefill kernel without WGMMA; must match `STEP` in warps.h.
+fn step_keys(head_dim: usize, warp_size: u32) -> usize {
+    match head_dim {
+        ..=128 => 64,
+        ..=256 => 32,
+        _ if warp_size == 32 => 32,
+        _ => 16,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Shared memory of a block on an H200, without the static arrays of the kernel.
+    const H200_BYTES: usize = 232_448 - 1536;
+
+    #[test]
+    fn warpgroup_blocks_fit_into_the_shared_memory_of_an_h200() {
+        let bytes = |dim, fp8| WarpgroupTile::new(dim, fp8).map(|tile| tile.shared_bytes());
+        assert_eq!(bytes(128, false), Some(7 * 128 * 128 * 2 + 1024));
+        assert_eq!(bytes(128, true), bytes(128, false));
+        assert_eq!(bytes(512, true), None);
+        for (head_dim, is_fp8) in [(64, true), (256, false), (256, true), (512, false)] {
+            assert!(bytes(head_dim, is_fp8).unwrap() <= H200_BYTES, "{head_dim}");
+        }
     }
 }

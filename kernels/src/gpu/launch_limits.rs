@@ -40,7 +40,8 @@ impl GpuBackend {
 
 /// Maximum number of resident blocks of decode attention on AMD GPUs, limited by registers. A block has one wave per
 /// SIMD, which takes a quarter of its registers for heads of up to `SMALL_HEAD` channels or up to `SMALL_GROUP` queries
-/// per block, half of them for heads of `LARGE_HEAD` channels, and a third of them otherwise.
+/// per block, half of them for heads of `LARGE_HEAD` channels, and a third of them otherwise. Larger heads take all
+/// registers of a SIMD; their blocks have two waves.
 const DECODE_BLOCKS_SMALL: usize = 4;
 const DECODE_BLOCKS: usize = 3;
 const DECODE_BLOCKS_LARGE: usize = 2;
@@ -162,6 +163,7 @@ mod tests {
             assert_eq!(card.decode_blocks(4 << 10, 4, 128), 4);
             assert_eq!(card.decode_blocks(4 << 10, 8, 128), 3);
             assert_eq!(card.decode_blocks(4 << 10, 4, 256), 2);
+            assert_eq!(card.decode_blocks(33 << 10, 8, 512), of_four_rows);
             assert_eq!(card.mla_decode_blocks(MLA_BYTES, 4), of_four_rows * units);
             assert_eq!(card.mla_decode_blocks(MLA_BYTES, 8), units, "two waves per SIMD");
         }
@@ -172,9 +174,15 @@ mod tests {
     #[test]
     fn paddings_are_those_of_the_kernels() {
         assert_eq!((MI300X.x_row_padding(), H200.x_row_padding()), (16, 32));
-        for (value_dim, element_bytes, amd) in
-            [(64, 2, 64), (128, 2, 32), (256, 2, 32), (64, 1, 32), (128, 1, 48), (256, 1, 16)]
-        {
+        for (value_dim, element_bytes, amd) in [
+            (64, 2, 64),
+            (128, 2, 32),
+            (256, 2, 32),
+            (512, 2, 32),
+            (64, 1, 32),
+            (128, 1, 48),
+            (256, 1, 16),
+        ] {
             assert_eq!(H200.kv_padding_bytes(value_dim, element_bytes), 80);
             assert_eq!(MI300X.kv_padding_bytes(value_dim, element_bytes), amd, "{value_dim}");
         }

@@ -4,7 +4,8 @@
 use device::gpu::{KernelLaunch, KernelSource, TensorMap};
 use device::{DeviceError, DeviceStream, MatMut};
 
-use super::attention::{KvSplitSize, LOG2_E, max_splits};
+use super::attention::LOG2_E;
+use super::attention_splits::{KvSplitSize, max_splits};
 use super::gemm::has_16_byte_rows;
 use crate::gpu::GpuBackend;
 use crate::{BatchUpperBounds, MlaAttentionArgs, MlaKvLayout, PackedMatrixGroup};

@@ -35,6 +35,7 @@ mod attention;
 mod attention_heads;
 mod attention_prefill;
 mod attention_single_row;
+mod attention_splits;
 mod backend;
 mod convert;
 mod draft;

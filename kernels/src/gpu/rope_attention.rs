@@ -5,11 +5,12 @@ use device::gpu::KernelLaunch;
 use device::{Buffer, DType, DeviceError, DeviceStream, MatMut, check_dtype, check_size};
 
 use super::attention::{
-    BLOCKS_WITH_RING, DECODE, DECODE_WARPS, DecodeOccupancyInputs, LOG2_E, RECORD_EXTRA_FLOATS,
-    SINGLE_ROW_RING_BYTES, SINGLE_ROW_SPLITS, TILE, append_key_range, max_splits,
+    BLOCKS_WITH_RING, DECODE, DecodeOccupancyInputs, LOG2_E, RECORD_EXTRA_FLOATS,
+    SINGLE_ROW_RING_BYTES, TILE, append_key_range,
 };
-use super::attention_heads::{key_range_defines, max_keys_read};
+use super::attention_heads::{decode_warps, key_range_defines, max_keys_read};
 use super::attention_single_row::{KvLayerPtr, SingleRowAttention};
+use super::attention_splits::{SINGLE_ROW_SPLITS, max_splits};
 use super::gemm::has_16_byte_rows;
 use super::qk_rope;
 use crate::gpu::GpuBackend;
@@ -94,7 +95,7 @@ impl GpuKernel for RopeAttention<'_> {
         let kernel = gpu.kernel(&DECODE, "attention_decode", &defines)?;
         let max_blocks = rows.len() * kv_heads * splits;
         let blocks = (occupancy.blocks * gpu.multiprocessors() as usize).min(max_blocks) as u32;
-        let threads = DECODE_WARPS as u32 * gpu.warp_size();
+        let threads = decode_warps(dim) as u32 * gpu.warp_size();
         let launch =
             KernelLaunch::new(kernel, [blocks, 1, 1], threads, occupancy.shared_bytes as u32)
                 .overlaps_predecessor()

@@ -312,14 +312,32 @@ fn windows_of_shared_heads_agree_with_the_cpu() {
 #[test]
 fn heads_of_256_channels_agree_with_the_cpu() {
     for pair in &pairs() {
-        let rows = [(1, 1), (1, 129), (1, 300), (1, 16), (1, 65)];
-        for heads in [(4, 2, 256, 16), (16, 1, 256, 32)] {
-            check(pair, heads, DType::BF16, &rows);
-            check(pair, heads, DType::BF16, &rows[..3]);
-            check(pair, heads, DType::BF16, &[(1, 40), (37, 37), (5, 100), (3, 32)]);
-        }
-        check_keys(pair, (4, 2, 256, 16), DType::BF16, &rows, window(33));
-        check_keys(pair, (4, 2, 256, 16), DType::BF16, &[(1, 90), (37, 137), (70, 70)], window(33));
+        check_large_heads(pair, 256);
+    }
+}
+
+#[test]
+fn heads_of_512_channels_agree_with_the_cpu() {
+    for pair in &pairs() {
+        check_large_heads(pair, 512);
+    }
+}
+
+/// Decode rows of small and of large batches, and prefills with more (query, head) pairs than a block processes; with
+/// several KV heads, with more query heads per KV head than a block of the decode kernel processes, and with a window
+/// and sinks.
+fn check_large_heads(pair: &CpuGpuPair, dim: usize) {
+    let rows = [(1, 1), (1, 129), (1, 300), (1, 16), (1, 65)];
+    for heads in [(4, 2, dim, 16), (16, 1, dim, 32)] {
+        check(pair, heads, DType::BF16, &rows);
+        check(pair, heads, DType::BF16, &rows[..3]);
+        check(pair, heads, DType::BF16, &[(1, 40), (37, 37), (5, 100), (3, 32)]);
+    }
+    check(pair, (5, 1, dim, 16), DType::BF16, &[(30, 270), (4, 256), (3, 129), (2, 2)]);
+    for keys in [window(33), window(96)] {
+        check_keys(pair, (4, 2, dim, 16), DType::BF16, &rows, keys);
+        let prefills = [(1, 90), (37, 137), (70, 70)];
+        check_keys(pair, (4, 2, dim, 16), DType::BF16, &prefills, keys);
     }
 }
 
@@ -378,6 +396,8 @@ fn chunked_prefill_matches_whole_prefill_bitwise() {
         check_chunks(pair, (6, 2, 64, 16), AttentionKeyRange::default());
         check_chunks(pair, (6, 2, 64, 16), window(50));
         check_chunks(pair, (4, 2, 256, 16), window(50));
+        check_chunks(pair, (4, 2, 256, 16), AttentionKeyRange::default());
+        check_chunks(pair, (4, 2, 512, 16), window(50));
     }
 }
 
@@ -454,6 +474,7 @@ fn successive_tokens_of_a_request_agree_with_the_cpu() {
             ((4, 1, 128, 32), DType::BF16, whole),
             ((16, 1, 64, 16), DType::BF16, whole),
             ((2, 1, 256, 16), DType::BF16, whole),
+            ((2, 1, 512, 16), DType::BF16, whole),
             ((2, 2, 64, 16), DType::BF16, window(40)),
             ((8, 1, 64, 16), DType::BF16, window(452)),
         ] {

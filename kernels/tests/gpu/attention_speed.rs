@@ -1,4 +1,4 @@
-//! Times of attention with sliding windows, sinks and heads of 256 channels inside a captured graph, next to the
+//! Times of attention with sliding windows, sinks and heads of 256 and 512 channels inside a captured graph, next to the
 //! floors: the time in which a copy moves the keys and values that the rows attend to, and the time of the matrix
 //! products. The results are printed, not checked.
 
@@ -52,26 +52,41 @@ const fn layer(
     AttentionLayerSpec { name, heads, kv_heads, head_dim, window, has_sinks }
 }
 
-const LAYERS: [AttentionLayerSpec; 6] = [
+const LAYERS: [AttentionLayerSpec; 4] = [
     layer("gpt-oss, window 128", [64, 8, 64], Some(128), true),
     layer("gpt-oss, whole context", [64, 8, 64], None, true),
     layer("Gemma 3 27B, window 1024", [32, 16, 128], Some(1024), false),
     layer("Gemma 3 27B, whole context", [32, 16, 128], None, false),
+];
+const LARGE_HEAD_LAYERS: [AttentionLayerSpec; 4] = [
     layer("Gemma 3 4B, window 1024", [8, 4, 256], Some(1024), false),
     layer("Gemma 3 4B, whole context", [8, 4, 256], None, false),
+    layer("Qwen3.5, whole context", [16, 2, 256], None, false),
+    layer("Gemma 4 31B, whole context", [32, 4, 512], None, false),
 ];
 
 #[test]
 #[ignore = "measures a GPU: `just gpu-speed`"]
 fn attention_speed() {
+    measure_layers(&LAYERS);
+}
+
+#[test]
+#[ignore = "measures a GPU: `just gpu-speed`"]
+fn large_head_speed() {
+    measure_layers(&LARGE_HEAD_LAYERS);
+}
+
+fn measure_layers(layers: &[AttentionLayerSpec]) {
     for pair in &pairs() {
-        for layer in &LAYERS {
+        for layer in layers {
             for context in [1024, 8192] {
                 for rows in [1, 64, 256] {
                     measure(pair, layer, StepRowSpec { rows, tokens: 1, context });
                 }
                 measure(pair, layer, StepRowSpec { rows: 1, tokens: 1024, context });
             }
+            measure(pair, layer, StepRowSpec { rows: 1, tokens: 8192, context: 8192 });
         }
     }
 }

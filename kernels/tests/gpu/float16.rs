@@ -117,6 +117,9 @@ fn attention_agrees_with_the_cpu() {
         attention::check(pair, (4, 2, 128, 16), F16, &[(1, 1), (1, 129), (1, 300)]);
         attention::check(pair, (8, 1, 64, 32), F16, &[(1, 33), (1, 128)]);
         attention::check(pair, (8, 2, 128, 16), F16, &[(37, 37), (5, 100), (2, 16)]);
+        for dim in [256, 512] {
+            attention::check(pair, (2, 1, dim, 16), F16, &[(1, 40), (37, 137)]);
+        }
         attention::check(pair, (4, 2, 48, 6), F16, &[(1, 9), (7, 20)]);
         for decode in [true, false] {
             kv_fp8::check(pair, (4, 2, 128, 16), F16, decode);

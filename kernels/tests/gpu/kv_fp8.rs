@@ -144,8 +144,10 @@ fn attention_over_fp8_agrees_with_the_cpu() {
             check(pair, (8, 1, 64, 32), DType::BF16, decode);
             check(pair, (16, 1, 128, 16), DType::BF16, decode);
             check(pair, (4, 2, 256, 16), DType::BF16, decode);
+            check(pair, (8, 1, 512, 32), DType::BF16, decode);
             let keys = AttentionKeyRange { first_position: 0, window: Some(100) };
             check_keys(pair, (4, 2, 128, 16), DType::BF16, decode, keys);
+            check_keys(pair, (4, 2, 256, 16), DType::BF16, decode, keys);
             check(pair, (4, 2, 48, 6), DType::BF16, decode);
             check(pair, (2, 1, 80, 16), DType::F32, decode);
         }
