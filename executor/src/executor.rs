@@ -91,7 +91,7 @@ impl Executor {
         progress(StartupPhaseProgress { phase: StartupPhase::Load, done: 0, total: 0 }); // The total is reported during the load.
         let max_positions = settings.max_model_len as usize;
         let device_drafts = spec_decode::runs_on_device(settings.speculative);
-        let kv_grouping = KvGrouping::new(&config.model, max_positions, device_drafts);
+        let kv_grouping = KvGrouping::new(&config.model, max_positions, device_drafts, &ranks);
         let mut loader = ModelLoader {
             ops: &ops,
             settings,
@@ -475,8 +475,10 @@ impl Executor {
         let states = self.state_layout()?;
         let ranks = if device.captures_graphs() { 1 } else { self.config.settings.ranks_on_host };
         kv_sizing::check_states(states.as_ref(), self.model.ops.mem_info(), ranks.into())?;
-        let tables =
-            BlockTableLimits::of_groups(&self.spec, *max_model_len, self.most_tokens_in_flight());
+        let in_flight = self.most_tokens_in_flight();
+        let tables = BlockTableLimits::of_groups(&self.spec, *max_model_len, in_flight, |group| {
+            kv.block_id_step(group)
+        });
         let limits = StepLimits {
             tokens: self.config.settings.tokens_per_step as usize,
             rows: *max_num_seqs as usize,

@@ -140,7 +140,7 @@ impl HostSequenceSlots {
             let (table, change) =
                 (&mut state.tables[usize::from(group)], &mut changes[usize::from(group)]);
             let fits = table.apply(update, limits);
-            change.add(update);
+            change.add(update, limits.block_id_step);
             if !fits || change.blocks.len() > limits.update_entries {
                 return Err(BatchError::InvalidTableUpdate { request, group });
             }

@@ -12,6 +12,7 @@ mod eagle3;
 mod error;
 mod expert_load;
 mod expert_placement;
+mod gemma4;
 mod kv_grouping;
 mod layers;
 mod llama;
@@ -32,7 +33,7 @@ pub use eagle3::{AuxHiddenStateCollector, DraftPassOutput, Eagle3Model};
 pub use error::{ForwardError, ModelLoadError, StoredTensorError, WeightFileError};
 pub use expert_load::ExpertLoadStats;
 pub use expert_placement::{ExpertPlacementError, check_placement};
-pub use kv_grouping::{KvGrouping, KvLayerIndex};
+pub use kv_grouping::{GroupLayersPerSlot, KvGrouping, KvLayerIndex};
 pub use load::{LoadFormat, ModelLoadOptions, load_eagle3, load_model};
 pub use manifest::manifest;
 pub use model::{

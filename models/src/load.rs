@@ -2,6 +2,7 @@
 
 use crate::config::DecoderLayerKind;
 use crate::deepseek::DeepseekModel;
+use crate::gemma4::Gemma4Model;
 use crate::llama::LlamaModel;
 use crate::qwen3::Qwen3Model;
 use crate::qwen3_moe::Qwen3MoeModel;
@@ -84,6 +85,7 @@ pub fn load_model(
         DecoderLayerKind::Qwen3 => Qwen3Model::load(config, &w)?,
         DecoderLayerKind::Qwen3Moe => Qwen3MoeModel::load(config, &w)?,
         DecoderLayerKind::Qwen3Next => Qwen3NextModel::load(config, &w)?,
+        DecoderLayerKind::Gemma4 => Gemma4Model::load(config, &w)?,
         DecoderLayerKind::Deepseek => DeepseekModel::load(config, &w)?,
         DecoderLayerKind::DraftOnly => {
             return Err(ModelLoadError::DraftModelOnly { dir: dir.to_owned() });

@@ -3,11 +3,14 @@
 
 use crate::config::MlaConfig;
 use crate::sharding::{ParallelRanks, UnevenSplitError};
-use crate::{AuxHiddenStateCollector, ExpertLoadStats, ForwardError, KvGrouping, ModelConfig};
+use crate::{
+    AuxHiddenStateCollector, ExpertLoadStats, ForwardError, GroupLayersPerSlot, KvGrouping,
+    ModelConfig,
+};
 use collectives::ParallelGroup;
 use ops::{
-    DType, DeviceBatchMetadata, ExpertRouting, KvLayout, KvPool, KvPoolLayout, KvTileOrder,
-    MlaKvLayout, OpError, Ops, RecurrentStateLayout, Tensor,
+    DType, DeviceBatchMetadata, ExpertRouting, GroupKvLayout, GroupedKvLayouts, KvLayout, KvPool,
+    KvPoolLayout, KvTileOrder, MlaKvLayout, OpError, Ops, RecurrentStateLayout, Tensor,
 };
 use protocol::{KvGroup, KvKind, KvSpec};
 use std::fmt;
@@ -211,7 +214,19 @@ pub fn kv_layout(
         };
         return Ok(KvPoolLayout::Mla(layout));
     }
-    let (kv_heads, head_dim) = (ranks.kv_heads(config)?.len(), config.head_dim);
-    let layout = KvLayout { layers, blocks, block_tokens, kv_heads, head_dim, dtype, order };
-    Ok(KvPoolLayout::Heads(layout))
+    let heads = |config: &ModelConfig, layers| -> Result<KvLayout, UnevenSplitError> {
+        let (kv_heads, head_dim) = (ranks.kv_heads(config)?.len(), config.head_dim);
+        Ok(KvLayout { layers, blocks, block_tokens, kv_heads, head_dim, dtype, order })
+    };
+    let full = config.at_full_layers();
+    if config.layer_shapes.is_none() || grouping.kinds().len() == 1 {
+        return Ok(KvPoolLayout::Heads(heads(&full, layers)?));
+    }
+    let GroupLayersPerSlot { first, further } = grouping.layers_per_slot();
+    let of_group = |config: &ModelConfig, layers_per_slot| -> Result<_, UnevenSplitError> {
+        let heads = heads(config, layers * layers_per_slot)?;
+        Ok(GroupKvLayout { heads, layers_per_slot })
+    };
+    let (first, further) = (of_group(&full, first)?, of_group(config, further)?);
+    Ok(KvPoolLayout::HeadsByGroup(GroupedKvLayouts { first, further }))
 }

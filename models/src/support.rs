@@ -32,6 +32,9 @@ pub struct ArchitectureSupport {
     pub has_experts: bool,
     /// Whether checkpoints may contain an MTP module, for `--spec-method mtp`.
     pub has_mtp: bool,
+    /// Whether draft tokens can only be proposed by n-gram lookup, because the layers have keys and values of different
+    /// sizes.
+    pub has_ngram_only: bool,
     /// Whether the architecture is a draft model, which only runs together with a target model.
     pub is_draft_only: bool,
     /// FP8 formats of weights and KV cache that are supported.
@@ -65,6 +68,11 @@ const NO_DRAFT_MODEL: &str = "cannot be a draft model; `mtp_num_hidden_layers`: 
 const FULL_ROPE: &str =
     "`rope_scaling`: `linear`, `llama3` and `yarn`; no partial rotary embedding";
 
+const VISION_ONLY: &str = "`use_bidirectional_attention`: null or `vision`";
+const NGRAM_ONLY: &str = "no speculative decoding but n-gram lookup";
+const PROPORTIONAL: &str =
+    "`rope_parameters`: `proportional`, `linear`, `llama3` and `yarn` by layer type";
+
 const INTERLEAVED: &str =
     "FP8 weights of query, key and value with block scales are dequantised on GPUs";
 const SCALED_ROPE: &str = "`rope_scaling`: `linear`, `llama3` and `yarn`";
@@ -73,6 +81,7 @@ const DENSE: ArchitectureSupport = ArchitectureSupport {
     attention: AttentionKind::Gqa,
     has_experts: false,
     has_mtp: false,
+    has_ngram_only: false,
     is_draft_only: false,
     formats: Fp8Support { fp8_weights: true, fp8_kv_cache: true },
     amd: AmdEvidence::MachineCode,
@@ -188,6 +197,21 @@ const GEMMA3_MULTIMODAL: ArchitectureSupport = ArchitectureSupport {
     amd: AmdEvidence::Sources,
     ..DENSE
 };
+const GEMMA4: ArchitectureSupport = ArchitectureSupport {
+    examples: &["gemma-4 (text only)"],
+    has_experts: true,
+    has_ngram_only: true,
+    limits: &[VISION_ONLY, NGRAM_ONLY, PROPORTIONAL],
+    amd: AmdEvidence::Sources,
+    ..DENSE
+};
+const GEMMA4_MULTIMODAL: ArchitectureSupport = ArchitectureSupport {
+    examples: &["gemma-4-E2B, E4B, 31B", "gemma-4-26B-A4B"],
+    limits: &[TEXT_PART, VISION_ONLY, NGRAM_ONLY, PROPORTIONAL],
+    ..GEMMA4
+};
+const GEMMA4_UNIFIED: ArchitectureSupport =
+    ArchitectureSupport { examples: &["gemma-4-12B"], has_experts: false, ..GEMMA4_MULTIMODAL };
 const GPT_OSS: ArchitectureSupport = ArchitectureSupport {
     examples: &["gpt-oss-20b", "gpt-oss-120b"],
     has_experts: true,
@@ -254,6 +278,9 @@ impl ModelArchitecture {
             Self::Phi3 => PHI3,
             Self::Gemma3 => GEMMA3,
             Self::Gemma3Multimodal => GEMMA3_MULTIMODAL,
+            Self::Gemma4 => GEMMA4,
+            Self::Gemma4Multimodal => GEMMA4_MULTIMODAL,
+            Self::Gemma4Unified => GEMMA4_UNIFIED,
             Self::GptOss => GPT_OSS,
             Self::Qwen3Next => QWEN3_NEXT,
             Self::Qwen35 => QWEN35,

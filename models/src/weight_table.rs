@@ -6,12 +6,16 @@ mod weight_dim;
 
 use self::weight_dim::WeightDim;
 use crate::ModelConfig;
-use crate::config::{LayerQuantization, ModelHead, NormPlacement, NormWeightKind};
+use crate::config::{
+    KvProjectionKind, LayerQuantization, ModelHead, NormPlacement, NormWeightKind,
+};
 use crate::sharding::{AttentionHeadKind, ShardSpec, SplitUnit};
 use crate::synth::SynthDistribution;
 use crate::weights::family_name;
 
 pub(crate) const HEAD: &str = "lm_head.weight";
+/// Name of the embedding from which the per-layer inputs are read.
+pub(crate) const PER_LAYER_EMBEDDING: &str = "model.embed_tokens_per_layer.weight";
 /// Name of the classification head of checkpoints that score text pairs.
 pub(crate) const SCORE: &str = "score.weight";
 pub(crate) const EMBEDDING: &str = "model.embed_tokens.weight";
@@ -40,6 +44,8 @@ pub struct TensorSpec {
     pub scales: Option<ScaleSpec>,
     /// Whether a checkpoint may omit the weight. Synthetic checkpoints omit optional weights.
     pub optional: bool,
+    /// Decoder layer or MTP module of the weight; `None` outside of layers.
+    pub layer: Option<usize>,
 }
 
 /// Metadata of the scales of a weight that may be quantised.
@@ -155,14 +161,22 @@ const TABLE: &[WeightTableEntry] = &[
     (WeightScope::Top, HEAD, &[WeightDim::Vocab, WeightDim::Hidden], ShardSpec::VocabRows, SynthDistribution::Linear, |c| !c.tied),
     (WeightScope::Top, SCORE, &[WeightDim::One, WeightDim::Hidden], ShardSpec::Replicated, SynthDistribution::Linear, |c| matches!(c.head, ModelHead::Classifier { .. })),
 
+    (WeightScope::Top, PER_LAYER_EMBEDDING, &[WeightDim::PerLayerVocab, WeightDim::PerLayerInputs], ShardSpec::VocabRows, SynthDistribution::Embedding, has_per_layer_input),
+    (WeightScope::Top, "model.per_layer_model_projection.weight", &[WeightDim::PerLayerInputs, WeightDim::Hidden], ShardSpec::Replicated, SynthDistribution::Linear, has_per_layer_input),
+    (WeightScope::Top, "model.per_layer_projection_norm.weight", &[WeightDim::PerLayerInput], ShardSpec::Replicated, SynthDistribution::Norm, has_per_layer_input),
+
     (WeightScope::Layer, "input_layernorm.weight", &[WeightDim::Hidden], ShardSpec::Replicated, SynthDistribution::Norm, has_input_norms),
     (WeightScope::Layer, "post_attention_layernorm.weight", &[WeightDim::Hidden], ShardSpec::Replicated, SynthDistribution::Norm, always),
     (WeightScope::Layer, "pre_feedforward_layernorm.weight", &[WeightDim::Hidden], ShardSpec::Replicated, SynthDistribution::Norm, |c| c.norm_placement() == NormPlacement::Both),
     (WeightScope::Layer, "post_feedforward_layernorm.weight", &[WeightDim::Hidden], ShardSpec::Replicated, SynthDistribution::Norm, has_output_norms),
+    (WeightScope::Layer, "layer_scalar", &[WeightDim::One], ShardSpec::Replicated, SynthDistribution::Norm, ModelConfig::has_layer_scalar),
+    (WeightScope::Layer, "per_layer_input_gate.weight", &[WeightDim::PerLayerInput, WeightDim::Hidden], ShardSpec::Replicated, SynthDistribution::Linear, has_per_layer_input),
+    (WeightScope::Layer, "per_layer_projection.weight", &[WeightDim::Hidden, WeightDim::PerLayerInput], ShardSpec::Replicated, SynthDistribution::Linear, has_per_layer_input),
+    (WeightScope::Layer, "post_per_layer_input_norm.weight", &[WeightDim::Hidden], ShardSpec::Replicated, SynthDistribution::Norm, has_per_layer_input),
     (WeightScope::Attention, "self_attn.q_proj.weight", &[WeightDim::Query, WeightDim::AttentionInput], ShardSpec::Heads(AttentionHeadKind::Query), SynthDistribution::Linear, |c| !has_q_lora(c) && !c.has_output_gate()),
     (WeightScope::Attention, "self_attn.q_proj.weight", &[WeightDim::GatedQuery, WeightDim::AttentionInput], ShardSpec::Heads(AttentionHeadKind::GatedQuery), SynthDistribution::Linear, ModelConfig::has_output_gate),
-    (WeightScope::Attention, "self_attn.k_proj.weight", &[WeightDim::KeyValue, WeightDim::AttentionInput], ShardSpec::Heads(AttentionHeadKind::KeyValue), SynthDistribution::Linear, |c| c.mla.is_none()),
-    (WeightScope::Attention, "self_attn.v_proj.weight", &[WeightDim::KeyValue, WeightDim::AttentionInput], ShardSpec::Heads(AttentionHeadKind::KeyValue), SynthDistribution::Linear, |c| c.mla.is_none()),
+    (WeightScope::Attention, "self_attn.k_proj.weight", &[WeightDim::KeyValue, WeightDim::AttentionInput], ShardSpec::Heads(AttentionHeadKind::KeyValue), SynthDistribution::Linear, has_keys),
+    (WeightScope::Attention, "self_attn.v_proj.weight", &[WeightDim::KeyValue, WeightDim::AttentionInput], ShardSpec::Heads(AttentionHeadKind::KeyValue), SynthDistribution::Linear, has_values),
     (WeightScope::Attention, "self_attn.q_a_proj.weight", &[WeightDim::QLoraRank, WeightDim::Hidden], ShardSpec::Replicated, SynthDistribution::Linear, has_q_lora),
     (WeightScope::Attention, "self_attn.q_a_layernorm.weight", &[WeightDim::QLoraRank], ShardSpec::Replicated, SynthDistribution::Norm, has_q_lora),
     (WeightScope::Attention, "self_attn.q_b_proj.weight", &[WeightDim::Query, WeightDim::QLoraRank], ShardSpec::Heads(AttentionHeadKind::Query), SynthDistribution::Linear, has_q_lora),
@@ -171,11 +185,11 @@ const TABLE: &[WeightTableEntry] = &[
     (WeightScope::Attention, "self_attn.kv_b_proj.weight", &[WeightDim::MlaKvUp, WeightDim::KvLoraRank], ShardSpec::Heads(AttentionHeadKind::MlaKvUp), SynthDistribution::Linear, |c| c.mla.is_some()),
     (WeightScope::Attention, "self_attn.o_proj.weight", &[WeightDim::Hidden, WeightDim::Value], ShardSpec::Rows(SplitUnit::Head), SynthDistribution::Linear, always),
     (WeightScope::Attention, "self_attn.q_proj.bias", &[WeightDim::Query], ShardSpec::Heads(AttentionHeadKind::Query), SynthDistribution::Bias, |c| c.qkv_bias),
-    (WeightScope::Attention, "self_attn.k_proj.bias", &[WeightDim::KeyValue], ShardSpec::Heads(AttentionHeadKind::KeyValue), SynthDistribution::Bias, |c| c.qkv_bias),
-    (WeightScope::Attention, "self_attn.v_proj.bias", &[WeightDim::KeyValue], ShardSpec::Heads(AttentionHeadKind::KeyValue), SynthDistribution::Bias, |c| c.qkv_bias),
+    (WeightScope::Attention, "self_attn.k_proj.bias", &[WeightDim::KeyValue], ShardSpec::Heads(AttentionHeadKind::KeyValue), SynthDistribution::Bias, |c| c.qkv_bias && has_keys(c)),
+    (WeightScope::Attention, "self_attn.v_proj.bias", &[WeightDim::KeyValue], ShardSpec::Heads(AttentionHeadKind::KeyValue), SynthDistribution::Bias, |c| c.qkv_bias && has_values(c)),
     (WeightScope::Attention, "self_attn.o_proj.bias", &[WeightDim::Hidden], ShardSpec::FirstRankOnly, SynthDistribution::Bias, |c| c.out_bias),
     (WeightScope::Attention, "self_attn.q_norm.weight", &[WeightDim::Head], ShardSpec::Replicated, SynthDistribution::Norm, ModelConfig::qk_norm),
-    (WeightScope::Attention, "self_attn.k_norm.weight", &[WeightDim::Head], ShardSpec::Replicated, SynthDistribution::Norm, ModelConfig::qk_norm),
+    (WeightScope::Attention, "self_attn.k_norm.weight", &[WeightDim::Head], ShardSpec::Replicated, SynthDistribution::Norm, |c| c.qk_norm() && has_keys(c)),
     (WeightScope::Attention, "self_attn.q_norm.weight", &[WeightDim::Query], ShardSpec::Heads(AttentionHeadKind::Query), SynthDistribution::Norm, ModelConfig::full_qk_norm),
     (WeightScope::Attention, "self_attn.k_norm.weight", &[WeightDim::KeyValue], ShardSpec::Heads(AttentionHeadKind::KeyValue), SynthDistribution::Norm, ModelConfig::full_qk_norm),
     (WeightScope::Attention, "self_attn.sinks", &[WeightDim::QueryHeads], ShardSpec::Heads(AttentionHeadKind::Sink), SynthDistribution::Sink, ModelConfig::has_sinks),
@@ -202,6 +216,11 @@ const TABLE: &[WeightTableEntry] = &[
     (WeightScope::Sparse, "mlp.gate.weight", &[WeightDim::Experts, WeightDim::Hidden], ShardSpec::Replicated, SynthDistribution::Router, always),
     (WeightScope::Sparse, "mlp.gate.bias", &[WeightDim::Experts], ShardSpec::Replicated, SynthDistribution::Bias, has_expert_biases),
     (WeightScope::Sparse, "mlp.gate.e_score_correction_bias", &[WeightDim::Experts], ShardSpec::Replicated, SynthDistribution::Bias, |c| c.moe.as_ref().is_some_and(|m| m.has_correction_bias)),
+    (WeightScope::Sparse, "router.scale", &[WeightDim::Hidden], ShardSpec::Replicated, SynthDistribution::Norm, has_dense_beside_experts),
+    (WeightScope::Sparse, "router.per_expert_scale", &[WeightDim::Experts], ShardSpec::Replicated, SynthDistribution::Norm, has_dense_beside_experts),
+    (WeightScope::Sparse, "pre_feedforward_layernorm_2.weight", &[WeightDim::Hidden], ShardSpec::Replicated, SynthDistribution::Norm, has_dense_beside_experts),
+    (WeightScope::Sparse, "post_feedforward_layernorm_1.weight", &[WeightDim::Hidden], ShardSpec::Replicated, SynthDistribution::Norm, has_dense_beside_experts),
+    (WeightScope::Sparse, "post_feedforward_layernorm_2.weight", &[WeightDim::Hidden], ShardSpec::Replicated, SynthDistribution::Norm, has_dense_beside_experts),
     (WeightScope::Sparse, "mlp.shared_experts.gate_proj.weight", &[WeightDim::SharedIntermediate, WeightDim::Hidden], ShardSpec::Cols, SynthDistribution::Linear, has_shared),
     (WeightScope::Sparse, "mlp.shared_experts.up_proj.weight", &[WeightDim::SharedIntermediate, WeightDim::Hidden], ShardSpec::Cols, SynthDistribution::Linear, has_shared),
     (WeightScope::Sparse, "mlp.shared_experts.down_proj.weight", &[WeightDim::Hidden, WeightDim::SharedIntermediate], ShardSpec::Rows(SplitUnit::Channel), SynthDistribution::Linear, has_shared),
@@ -234,6 +253,24 @@ const TABLE: &[WeightTableEntry] = &[
 
 fn always(_: &ModelConfig) -> bool {
     true
+}
+
+/// Whether the layer projects keys.
+fn has_keys(config: &ModelConfig) -> bool {
+    config.mla.is_none() && config.kv_projection != KvProjectionKind::Absent
+}
+
+/// Whether the layer projects values.
+fn has_values(config: &ModelConfig) -> bool {
+    config.mla.is_none() && config.kv_projection == KvProjectionKind::Separate
+}
+
+fn has_per_layer_input(config: &ModelConfig) -> bool {
+    config.per_layer_input.is_some()
+}
+
+fn has_dense_beside_experts(config: &ModelConfig) -> bool {
+    config.moe.as_ref().is_some_and(|moe| moe.has_dense_mlp)
 }
 
 fn has_input_norms(config: &ModelConfig) -> bool {
@@ -299,7 +336,8 @@ pub fn tensors(config: &ModelConfig) -> Vec<TensorSpec> {
     }
     let mut specs: Vec<TensorSpec> = specs_in(config, WeightScope::Top, "").collect();
     for layer in 0..config.kv_layers() {
-        specs.extend(layer_tensors(config, layer));
+        let of_layer = layer_tensors(config, layer).into_iter();
+        specs.extend(of_layer.map(|spec| TensorSpec { layer: Some(layer), ..spec }));
     }
     specs
 }
@@ -318,6 +356,7 @@ fn eagle_tensors(config: &ModelConfig) -> Vec<TensorSpec> {
 
 /// Weights of a decoder layer, or of an MTP module if `layer` is at least the number of decoder layers.
 fn layer_tensors(config: &ModelConfig, layer: usize) -> Vec<TensorSpec> {
+    let config = &*config.at_layer(layer);
     let prefix = format!("model.layers.{layer}.");
     let mut specs = Vec::new();
     if layer >= config.layers {
@@ -331,6 +370,9 @@ fn layer_tensors(config: &ModelConfig, layer: usize) -> Vec<TensorSpec> {
         specs.extend(specs_in(config, WeightScope::Dense, &prefix));
         return specs;
     };
+    if moe.has_dense_mlp {
+        specs.extend(specs_in(config, WeightScope::Dense, &prefix));
+    }
     specs.extend(specs_in(config, WeightScope::Sparse, &prefix));
     for e in 0..moe.experts {
         let prefix = format!("{prefix}mlp.experts.{e}.");
@@ -369,6 +411,7 @@ fn specs_in(
             shape: shape.iter().map(|d| d.of(config)).collect(),
             shard: *shard,
             values: synth_values(config, *values),
+            layer: None,
         }
     })
 }

@@ -2,12 +2,13 @@
 
 use device::DType;
 use kernels::{
-    AttentionKeyRange, KvCacheScales, KvLayout, PagedAttention, PagedAttentionArgs,
-    QkChannelCounts, QkFullNorm, QkNormRopeArgs, QkNormRopeKvWrite, QkSquareSums,
-    QueryTemperatureScaling, RopeAttention, RopeCosSin,
+    AttentionKeyRange, KvCacheScales, PagedAttention, PagedAttentionArgs, QkChannelCounts,
+    QkFullNorm, QkNormRopeArgs, QkNormRopeKvWrite, QkSquareSums, QueryTemperatureScaling,
+    RopeAttention, RopeCosSin, ValueHeadNorm,
 };
 
 use crate::error::check_size;
+use crate::kv_pool::KvLayerPlace;
 use crate::launch_plan::fuses_rope_attention;
 use crate::{DeviceBatchMetadata, KvPool, OpError, Ops, Tensor};
 
@@ -170,8 +171,9 @@ impl Ops {
         batch: &DeviceBatchMetadata,
     ) -> Result<Tensor, OpError> {
         self.launch_order.interrupt();
-        let layout = kv.head_layout("rope_attention")?;
-        let args = qk_rope(qkv, weights, shape, layout, batch)?;
+        let place = kv.place("rope_attention", shape.group, shape.layer)?;
+        let layout = &place.layout;
+        let args = qk_rope(qkv, weights, shape, &place, batch)?;
         let rows = batch.attention_metadata(shape.group)?;
         let fused = fuses_rope_attention(&self.device, &args, &rows, layout);
         // The fused kernel has no masked first positions.
@@ -180,9 +182,11 @@ impl Ops {
             return self.paged_attention(&q, shape, kv, batch);
         }
         let mut o = self.scratch(qkv.dtype(), &[qkv.rows(), shape.heads * layout.head_dim])?;
+        let mut pool = kv.write();
+        let mut pool = pool.part_mut(place.bytes.clone())?;
         let op = RopeAttention {
             o: o.mat_mut()?,
-            pool: &mut kv.write(),
+            pool: &mut pool,
             layout,
             qk: &args,
             rows: &rows,
@@ -207,13 +211,57 @@ impl Ops {
         batch: &DeviceBatchMetadata,
     ) -> Result<Tensor, OpError> {
         self.launch_order.interrupt();
-        let layout = kv.head_layout("qk_norm_rope_kv_write")?;
+        let place = kv.place("qk_norm_rope_kv_write", shape.group, shape.layer)?;
+        self.qk_norm_rope(qkv, weights, shape, place, kv, batch)
+    }
+
+    /// Returns the queries `q = rope(norm(q))`, `[tokens, heads · head_dim]`, of a layer that reads the keys and values
+    /// of another layer. `q` has the query heads; nothing is written to the KV pool.
+    pub fn q_norm_rope(
+        &self,
+        q: &Tensor,
+        weights: &QkNormRopeParams<'_>,
+        shape: &AttentionLayerParams<'_>,
+        kv: &KvPool,
+        batch: &DeviceBatchMetadata,
+    ) -> Result<Tensor, OpError> {
+        self.launch_order.interrupt();
+        let mut place = kv.place("q_norm_rope", shape.group, shape.layer)?;
+        place.layout.kv_heads = 0;
+        self.qk_norm_rope(q, weights, shape, place, kv, batch)
+    }
+
+    fn qk_norm_rope(
+        &self,
+        qkv: &Tensor,
+        weights: &QkNormRopeParams<'_>,
+        shape: &AttentionLayerParams<'_>,
+        place: KvLayerPlace,
+        kv: &KvPool,
+        batch: &DeviceBatchMetadata,
+    ) -> Result<Tensor, OpError> {
+        let layout = &place.layout;
         let mut q = self.scratch(qkv.dtype(), &[qkv.rows(), shape.heads * layout.head_dim])?;
-        let args = qk_rope(qkv, weights, shape, layout, batch)?;
+        let args = &qk_rope(qkv, weights, shape, &place, batch)?;
         let (s, out) = (&self.stream, q.mat_mut()?);
-        self.device
-            .launch(s, QkNormRopeKvWrite { q: out, pool: &mut kv.write(), layout, args: &args })?;
+        let mut pool = kv.write();
+        let mut pool = pool.part_mut(place.bytes.clone())?;
+        self.device.launch(s, QkNormRopeKvWrite { q: out, pool: &mut pool, layout, args })?;
         Ok(q)
+    }
+
+    /// Applies the RMS norm without weights to each value head of `qkv [tokens, channels]`, in place. The values are the
+    /// `heads · head_dim` channels from `first` on.
+    pub fn value_head_norm(
+        &self,
+        qkv: &mut Tensor,
+        first: usize,
+        [heads, head_dim]: [usize; 2],
+        eps: f32,
+    ) -> Result<(), OpError> {
+        self.launch_order.interrupt();
+        let op = ValueHeadNorm { qkv: qkv.mat_mut()?, first, heads, head_dim, eps };
+        Ok(self.device.launch(&self.stream, op)?)
     }
 
     /// Returns `softmax(scale q kᵀ) v` over the keys at or before each query. `q` and the result are
@@ -227,17 +275,20 @@ impl Ops {
         batch: &DeviceBatchMetadata,
     ) -> Result<Tensor, OpError> {
         let mut o = self.scratch(q.dtype(), q.shape())?;
+        let place = kv.place("paged_attention", shape.group, shape.layer)?;
         let args = PagedAttentionArgs {
             q: q.mat()?,
             rows: batch.attention_metadata(shape.group)?,
             heads: shape.heads,
-            layer: shape.layer,
+            layer: place.layer,
             scale: shape.scale,
             keys: shape.keys,
             sinks: shape.sinks.map(Tensor::mat).transpose()?,
         };
-        let (s, out, layout) = (&self.stream, o.mat_mut()?, kv.head_layout("paged_attention")?);
-        self.device.launch(s, PagedAttention { o: out, pool: &kv.read(), layout, args: &args })?;
+        let (s, out, layout) = (&self.stream, o.mat_mut()?, &place.layout);
+        let pool = kv.read();
+        let pool = &pool.part(place.bytes.clone())?;
+        self.device.launch(s, PagedAttention { o: out, pool, layout, args: &args })?;
         Ok(o)
     }
 }
@@ -246,9 +297,10 @@ fn qk_rope<'a>(
     qkv: &'a Tensor,
     weights: &QkNormRopeParams<'a>,
     shape: &AttentionLayerParams<'_>,
-    layout: &KvLayout,
+    place: &KvLayerPlace,
     batch: &'a DeviceBatchMetadata,
 ) -> Result<QkNormRopeArgs<'a>, OpError> {
+    let layout = &place.layout;
     let width = (shape.heads + 2 * layout.kv_heads) * layout.head_dim;
     Ok(QkNormRopeArgs {
         // Further columns are gates of the attention output.
@@ -260,10 +312,13 @@ fn qk_rope<'a>(
         positions: batch.positions.mat()?,
         slots: batch.kv_slots(shape.group)?,
         heads: shape.heads,
-        layer: shape.layer,
+        layer: place.layer,
         kv_scales: match weights.kv_scales {
             KvCacheScaling::Layer { key, value } => KvCacheScales::Layer { key, value },
-            KvCacheScaling::Heads(factors) => KvCacheScales::Heads(factors.mat()?),
+            KvCacheScaling::Heads(factors) => {
+                let heads = shape.heads + 2 * layout.kv_heads;
+                KvCacheScales::Heads(factors.mat()?.columns(0, heads.min(factors.cols())))
+            }
         },
     })
 }

@@ -7,8 +7,8 @@ use std::sync::Arc;
 
 use device::{DType, DeviceError, DeviceStream, MemInfo};
 use kernels::{
-    AddRmsNorm, GateActivation, GatedActivation, HostMat, KernelBackend, Linear, LogitSoftcap,
-    PackedEmbedding, RmsNorm, RowGather, SigmoidGatedAdd, TensorAdd, TensorScalarMul,
+    AddRmsNorm, GateActivation, GatedActivation, GatedProduct, HostMat, KernelBackend, Linear,
+    LogitSoftcap, PackedEmbedding, RmsNorm, RowGather, SigmoidGatedAdd, TensorAdd, TensorScalarMul,
     TokenEmbedding,
 };
 
@@ -270,6 +270,23 @@ impl Ops {
     ) -> Result<Tensor, OpError> {
         let mut y = self.scratch(x.dtype(), &[x.rows(), x.cols() / 2])?;
         let op = GatedActivation { y: y.mat_mut()?, x: x.mat()?, activation };
+        self.device.launch(&self.stream, op)?;
+        Ok(y)
+    }
+
+    /// Returns the activation of `gate [tokens, cols]` and of the columns of `up` from `first` on; the result has the
+    /// shape of `gate`.
+    pub fn gated_product(
+        &self,
+        gate: &Tensor,
+        up: &Tensor,
+        first: usize,
+        activation: GateActivation,
+    ) -> Result<Tensor, OpError> {
+        self.launch_order.interrupt();
+        let mut y = self.scratch(gate.dtype(), gate.shape())?;
+        let up = up.mat()?.columns(first, gate.cols());
+        let op = GatedProduct { y: y.mat_mut()?, gate: gate.mat()?, up, activation };
         self.device.launch(&self.stream, op)?;
         Ok(y)
     }

@@ -2,8 +2,9 @@
 //! and state slots.
 
 use std::cell::{Ref, RefCell, RefMut};
+use std::ops::Range;
 
-use device::{Buffer, DType, DeviceError};
+use device::{Buffer, DType, DeviceError, check_size};
 use kernels::{KvLayout, MlaKvLayout, RecurrentStateLayout};
 
 use crate::replay_buffers::{ReplayBufferLimits, ReplayBuffers};
@@ -14,15 +15,101 @@ use crate::{OpError, Ops};
 pub enum KvPoolLayout {
     /// Multi-head or grouped-query attention: keys and values of the KV heads of this rank.
     Heads(KvLayout),
+    /// As `Heads`, but the layers of KV group 0 have other KV heads than those of the further groups.
+    HeadsByGroup(GroupedKvLayouts),
     /// MLA: one row of compressed KV and rotary key, from which all heads compute their keys and values.
     Mla(MlaKvLayout),
 }
 
+/// Layouts of a pool in which the layers of KV group 0 and those of the further groups have keys and values of
+/// different sizes. A block has the same bytes for all groups: for each pool layer, those of one or several layers of a
+/// group.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct GroupedKvLayouts {
+    /// Layers of KV group 0.
+    pub first: GroupKvLayout,
+    /// Layers of the groups from 1 on.
+    pub further: GroupKvLayout,
+}
+
+/// Layout of a KV pool for the layers of one size.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct GroupKvLayout {
+    /// Sizes of the pool if all layers had this size; `layers` is a multiple of `layers_per_slot`.
+    pub heads: KvLayout,
+    /// Number of layers whose keys and values fill one pool layer of a block.
+    pub layers_per_slot: usize,
+}
+
+impl GroupKvLayout {
+    /// Bytes of the keys and values of one layer in one block.
+    const fn layer_bytes(&self) -> usize {
+        self.heads.bytes_per_block() / self.heads.layers
+    }
+
+    /// Returns the place of layer `layer` of a group. Its block ids are multiples of `layers_per_slot`.
+    fn place(&self, layer: usize) -> KvLayerPlace {
+        let (per_slot, blocks) = (self.layers_per_slot, self.heads.blocks);
+        let first = layer / per_slot * blocks * per_slot + layer % per_slot;
+        let ids = blocks.saturating_sub(1) * per_slot + 1;
+        let layout = KvLayout { layers: 1, blocks: ids, ..self.heads };
+        let start = first * self.layer_bytes();
+        KvLayerPlace { layout, layer: 0, bytes: start..start + layout.bytes() }
+    }
+}
+
+/// Part of a KV pool that has the keys and values of a layer.
+pub(crate) struct KvLayerPlace {
+    /// Layout of the part.
+    pub(crate) layout: KvLayout,
+    /// Index of the layer in the part.
+    pub(crate) layer: usize,
+    /// Bytes of the part.
+    pub(crate) bytes: Range<usize>,
+}
+
+impl GroupedKvLayouts {
+    fn check(&self) -> Result<(), DeviceError> {
+        let Self { first, further } = self;
+        for GroupKvLayout { heads, layers_per_slot } in [first, further] {
+            heads.check()?;
+            check_size("kv layout", "layers", heads.layers % (*layers_per_slot).max(1), 0)?;
+        }
+        let bytes = [first, further].map(|layout| layout.heads.bytes_per_block());
+        check_size("kv layout", "bytes of a block", bytes[1], bytes[0])
+    }
+
+    const fn of_group(&self, group: usize) -> &GroupKvLayout {
+        if group == 0 { &self.first } else { &self.further }
+    }
+}
+
 impl KvPoolLayout {
+    /// Distance between the ids of successive blocks of the pool in the block tables and KV slots of group `group`.
+    #[must_use]
+    pub const fn block_id_step(&self, group: usize) -> usize {
+        match self {
+            Self::HeadsByGroup(layouts) => layouts.of_group(group).layers_per_slot,
+            Self::Heads(_) | Self::Mla(_) => 1,
+        }
+    }
+
+    /// Number of layers of the pool.
+    const fn pool_layers(&self) -> usize {
+        match self {
+            Self::Heads(layout) => layout.layers,
+            Self::HeadsByGroup(GroupedKvLayouts { first, .. }) => {
+                first.heads.layers / first.layers_per_slot
+            }
+            Self::Mla(layout) => layout.layers,
+        }
+    }
+
     /// Checks that kernels support this layout.
     pub fn check(&self) -> Result<(), DeviceError> {
         match self {
             Self::Heads(layout) => layout.check(),
+            Self::HeadsByGroup(layouts) => layouts.check(),
             Self::Mla(layout) => layout.check(),
         }
     }
@@ -32,6 +119,7 @@ impl KvPoolLayout {
     pub const fn bytes(&self) -> usize {
         match self {
             Self::Heads(layout) => layout.bytes(),
+            Self::HeadsByGroup(layouts) => layouts.first.heads.bytes(),
             Self::Mla(layout) => layout.bytes(),
         }
     }
@@ -41,6 +129,7 @@ impl KvPoolLayout {
     pub const fn blocks(&self) -> usize {
         match self {
             Self::Heads(layout) => layout.blocks,
+            Self::HeadsByGroup(layouts) => layouts.first.heads.blocks,
             Self::Mla(layout) => layout.blocks,
         }
     }
@@ -50,6 +139,7 @@ impl KvPoolLayout {
     pub const fn bytes_per_block(&self) -> usize {
         match self {
             Self::Heads(layout) => layout.bytes_per_block(),
+            Self::HeadsByGroup(layouts) => layouts.first.heads.bytes_per_block(),
             Self::Mla(layout) => layout.bytes_per_block(),
         }
     }
@@ -139,9 +229,22 @@ impl KvPool {
         &self.layout
     }
 
-    pub(crate) fn head_layout(&self, op: &'static str) -> Result<&KvLayout, OpError> {
+    /// Returns the part of the pool that has the keys and values of layer `layer` of KV group `group`.
+    pub(crate) fn place(
+        &self,
+        op: &'static str,
+        group: usize,
+        layer: usize,
+    ) -> Result<KvLayerPlace, OpError> {
         match &self.layout {
-            KvPoolLayout::Heads(layout) => Ok(layout),
+            KvPoolLayout::Heads(layout) => {
+                Ok(KvLayerPlace { layout: *layout, layer, bytes: 0..layout.bytes() })
+            }
+            KvPoolLayout::HeadsByGroup(layouts) => {
+                let layout = layouts.of_group(group);
+                check_index(op, "layer", layer, layout.heads.layers)?;
+                Ok(layout.place(layer))
+            }
             KvPoolLayout::Mla(_) => Err(OpError::Pool { op, stores: "compressed KV (MLA)" }),
         }
     }
@@ -149,7 +252,9 @@ impl KvPool {
     pub(crate) fn mla_layout(&self, op: &'static str) -> Result<&MlaKvLayout, OpError> {
         match &self.layout {
             KvPoolLayout::Mla(layout) => Ok(layout),
-            KvPoolLayout::Heads(_) => Err(OpError::Pool { op, stores: "keys and values" }),
+            KvPoolLayout::Heads(_) | KvPoolLayout::HeadsByGroup(_) => {
+                Err(OpError::Pool { op, stores: "keys and values" })
+            }
         }
     }
 
@@ -175,21 +280,23 @@ impl KvPool {
         Ok(row)
     }
 
-    /// Reads the key and the value of one slot and head as f32, for comparison in tests and for transfers.
-    /// For an fp8 KV pool, returns the stored values decoded as OCP E4M3, not multiplied by the scale.
+    /// Reads the key and the value of one slot and head of a layer of KV group `group` as f32, for comparison in tests
+    /// and for transfers. For an fp8 KV pool, returns the stored values decoded as OCP E4M3, not multiplied by the
+    /// scale.
     pub fn read_slot(
         &self,
         ops: &Ops,
-        layer: usize,
+        [group, layer]: [usize; 2],
         slot: usize,
         head: usize,
     ) -> Result<(Vec<f32>, Vec<f32>), OpError> {
-        let layout = self.head_layout("read_slot")?;
+        let KvLayerPlace { layout, layer, bytes } = self.place("read_slot", group, layer)?;
         check_index("read_slot", "layer", layer, layout.layers)?;
         check_index("read_slot", "slot", slot, layout.slots())?;
         check_index("read_slot", "head", head, layout.kv_heads)?;
         let (block, t) = (slot / layout.block_tokens, slot % layout.block_tokens);
-        let at = |i: usize| self.read_element(ops, layout.dtype, i);
+        let first = bytes.start / layout.dtype.bytes();
+        let at = |i: usize| self.read_element(ops, layout.dtype, first + i);
         let (key, value) =
             (layout.key_tile(layer, block, head), layout.value_tile(layer, block, head));
         let channels = 0..layout.head_dim;
@@ -201,12 +308,12 @@ impl KvPool {
 
     /// Sets all keys and values in block `block` to NaN, as other requests may leave there, for tests.
     pub fn poison_block(&self, ops: &Ops, block: usize) -> Result<(), OpError> {
-        let layout = self.head_layout("poison_block")?;
-        check_index("poison_block", "block", block, layout.blocks)?;
+        check_index("poison_block", "block", block, self.layout.blocks())?;
+        let layers = self.layout.pool_layers();
         // All bits set are a NaN in every type.
-        let nan = vec![u8::MAX; layout.bytes_per_block() / layout.layers];
-        for layer in 0..layout.layers {
-            let at = layout.key_tile(layer, block, 0) * layout.dtype.bytes();
+        let nan = vec![u8::MAX; self.layout.bytes_per_block() / layers];
+        for layer in 0..layers {
+            let at = (layer * self.layout.blocks() + block) * nan.len();
             ops.device.upload(&mut self.write(), at, &nan)?;
         }
         Ok(())

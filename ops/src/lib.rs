@@ -61,7 +61,7 @@ pub use kernels::{
     HostMat, KvLayout, KvTileOrder, MlaKvLayout, QkChannelCounts, RecurrentStateLayout,
     RouterScoreFunction, VocabParallelSupport, VocabShard, digest_bytes,
 };
-pub use kv_pool::{KvPool, KvPoolLayout};
+pub use kv_pool::{GroupKvLayout, GroupedKvLayouts, KvPool, KvPoolLayout};
 pub use mla::{MlaWeights, PackedMlaUpProjections};
 pub use moe::{ExpertBiases, ExpertRouting, ExpertsPerToken, PackedExperts, RouterRule};
 pub use moe_dispatch::MoeDispatchPlan;

@@ -157,9 +157,9 @@ fn paged_attention_is_independent_of_chunking() {
                 out.extend(ops.read_f32(&o).unwrap());
             }
             // The value of the last token and second head must be in the KV pool as in `qkv`.
-            let (_, value) = pool.read_slot(&ops, 0, slot(len - 1) as usize, 1).unwrap();
+            let (_, value) = pool.read_slot(&ops, [0, 0], slot(len - 1) as usize, 1).unwrap();
             assert_eq!(value, qkv[len * width - dim..]);
-            assert!(pool.read_slot(&ops, 0, 64, 0).is_err());
+            assert!(pool.read_slot(&ops, [0, 0], 64, 0).is_err());
             out
         };
         let whole = run(len, 0);

@@ -9,6 +9,9 @@ use text::{ChatTemplate, OutputParserConfig, ReasoningFamily, Tokenizer, ToolCal
 /// Marker that only chat templates in the harmony format print.
 const HARMONY_MARKER: &str = "<|channel|>";
 
+/// Marker of the reasoning in chat templates of Gemma 4.
+const GEMMA4_REASONING: &str = "<|channel>thought";
+
 /// Markers that a chat template prints, with the tool call syntax that they belong to. A marker that also occurs
 /// in another syntax comes after the markers of that syntax.
 const TEMPLATE_MARKERS: &[(&str, ToolCallSyntax)] = &[
@@ -195,6 +198,9 @@ fn default_tool_call_syntax(architecture: ModelArchitecture) -> Option<ToolCallS
         ModelArchitecture::SeedOss => ToolCallSyntax::SeedOss,
         ModelArchitecture::Phi3 => ToolCallSyntax::Phi4Mini,
         ModelArchitecture::Gemma3 | ModelArchitecture::Gemma3Multimodal => ToolCallSyntax::ToolCode,
+        ModelArchitecture::Gemma4
+        | ModelArchitecture::Gemma4Multimodal
+        | ModelArchitecture::Gemma4Unified => ToolCallSyntax::Gemma4,
         ModelArchitecture::DeepseekV2 | ModelArchitecture::DeepseekV3 => ToolCallSyntax::DeepSeekV3,
     })
 }
@@ -208,6 +214,10 @@ fn reasoning_family(
         _ if mentions("<seed:think>") => Some(ReasoningFamily::SeedOss),
         _ if mentions("[THINK]") => Some(ReasoningFamily::Mistral),
         _ if mentions("Here is my thought process:") => Some(ReasoningFamily::Granite),
+        _ if mentions(GEMMA4_REASONING) => Some(ReasoningFamily::Gemma4),
+        ModelArchitecture::Gemma4
+        | ModelArchitecture::Gemma4Multimodal
+        | ModelArchitecture::Gemma4Unified => Some(ReasoningFamily::Gemma4),
         ModelArchitecture::Qwen3
         | ModelArchitecture::Qwen3Moe
         | ModelArchitecture::Qwen3Vl

@@ -93,7 +93,9 @@ def values_of(name: str, seed: int, shape: tuple[int, ...], zero_centred: bool =
     """The weight `name`, computed from the hash by the rule for its kind of tensor. `zero_centred`: the model adds
     1 to the weights of norms."""
     u = words(name, seed, math.prod(shape))
-    if name.endswith(("norm.weight", "layernorm.weight")) or name.startswith("fc_norm."):
+    is_norm = name.endswith(("norm.weight", "layernorm.weight", "layernorm_1.weight", "layernorm_2.weight"))
+    is_factor = name.endswith(("layer_scalar", "router.scale", "per_expert_scale"))
+    if is_norm or is_factor or name.startswith("fc_norm."):
         flat = (0.0 if zero_centred else 1.0) + ((u >> np.uint64(60)).astype(np.float32) - 8.0) / 128.0
     else:
         x = (2.0 * (u >> np.uint64(57)).astype(np.float32) - 127.0) / 128.0
@@ -147,7 +149,7 @@ def exponent(name: str, shape: tuple[int, ...]) -> int:
         return 0
     if name.endswith((".bias", "_bias")):
         return -4
-    if name.endswith("embed_tokens.weight"):
+    if name.endswith(("embed_tokens.weight", "embed_tokens_per_layer.weight")):
         return 0
     e = 1
     while 4.0**e * shape[-1] > 6.0:
@@ -196,6 +198,7 @@ def config(architecture: str, heads: int, kv_heads: int, head_dim: int, **more) 
             "DeepseekV2ForCausalLM": "deepseek_v2",
             "DeepseekV3ForCausalLM": "deepseek_v3",
             "Gemma3ForCausalLM": "gemma3_text",
+            "Gemma4ForCausalLM": "gemma4_text",
             "GptOssForCausalLM": "gpt_oss",
             "Qwen3NextForCausalLM": "qwen3_next",
             "Qwen3_5ForCausalLM": "qwen3_5_text",
@@ -240,12 +243,20 @@ def gemma3(heads: int, kv_heads: int, head_dim: int, **more) -> dict:
     return case
 
 
+def gemma4(heads: int, kv_heads: int, head_dim: int, **more) -> dict:
+    case = config("Gemma4ForCausalLM", heads, kv_heads, head_dim, hidden_activation="gelu_pytorch_tanh", **(GEMMA4 | more))
+    del case["hidden_act"], case["rope_theta"]
+    return case
+
+
 def multimodal(architecture: str, model_type: str, text: dict, **more) -> dict:
     """A model with a small vision encoder, of which the reference uses the text part only."""
     small = {"hidden_size": 32, "image_size": 28, "intermediate_size": 32, "num_attention_heads": 2, "num_hidden_layers": 1}
     vision = {
         "mistral3": small | {"model_type": "pixtral"},
         "gemma3": small | {"model_type": "siglip_vision_model", "patch_size": 14},
+        "gemma4": None,
+        "gemma4_unified": None,
     }.get(model_type, {"depth": 1, "hidden_size": 32, "intermediate_size": 32, "num_heads": 2, "out_hidden_size": 64})
     kept = {k: v for k, v in text.items() if k != "architectures"}
     return {
@@ -427,6 +438,45 @@ GEMMA3_TEXT = {
         "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
     },
 }
+# Gemma 4: layers with a window have four KV heads of 16 channels, or in the last case two of 256.
+GEMMA4 = {
+    "num_hidden_layers": 6,
+    "sliding_window": 8,
+    "layer_types": ["sliding_attention", "sliding_attention", "full_attention"] * 2,
+    "global_head_dim": 32,
+    "hidden_size_per_layer_input": 0,
+    "rope_parameters": {
+        "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1000000.0},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+    },
+}
+# The layers without a window have one KV head, whose values are its keys.
+GEMMA4_DENSE = {"attention_k_eq_v": True, "num_global_key_value_heads": 1, "final_logit_softcapping": 30.0}
+GEMMA4_MOE = {
+    "enable_moe_block": True,
+    "num_experts": 8,
+    "top_k_experts": 2,
+    "moe_intermediate_size": 32,
+    "num_hidden_layers": 3,
+    "layer_types": ["sliding_attention", "full_attention", "full_attention"],
+    "hidden_size": 96,
+}
+# Inputs per layer; the last three layers read the keys and values of earlier layers, and have wider MLPs.
+GEMMA4_INPUTS = {
+    "hidden_size_per_layer_input": 24,
+    "vocab_size_per_layer_input": VOCAB,
+    "num_kv_shared_layers": 3,
+    "use_double_wide_mlp": True,
+    "layer_types": ["sliding_attention", "full_attention"] * 3,
+    "attention_k_eq_v": False,
+}
+GEMMA4_WIDE = {
+    "num_hidden_layers": 4,
+    "layer_types": ["sliding_attention", "sliding_attention", "sliding_attention", "full_attention"],
+    "global_head_dim": 512,
+    "sliding_window": 40,
+    "final_logit_softcapping": 5.0,
+}
 # gpt-oss: every second layer, from the first on, has a window; every layer has experts.
 GPT_OSS = {
     "intermediate_size": 160,  # Four ranks divide a group of 32 inputs.
@@ -537,6 +587,18 @@ CASES = {
         "gemma3",
         gemma3(4, 1, 64, tie_word_embeddings=True, **GEMMA3_TEXT),
         mm_tokens_per_image=4,
+    ),
+    "gemma4-dense-shared-values": multimodal(
+        "Gemma4ForConditionalGeneration", "gemma4", gemma4(4, 4, 16, tie_word_embeddings=True, **GEMMA4_DENSE), audio_config=None
+    ),
+    "gemma4-moe": gemma4(4, 2, 32, **(GEMMA4_DENSE | GEMMA4_MOE)),
+    "gemma4-layer-inputs": gemma4(4, 2, 16, **GEMMA4_INPUTS),
+    "gemma4-unified-d256-d512": multimodal(
+        "Gemma4UnifiedForConditionalGeneration",
+        "gemma4_unified",
+        {k: v for k, v in gemma4(4, 2, 256, **GEMMA4_WIDE).items() if k != "hidden_size_per_layer_input"}
+        | {"model_type": "gemma4_unified_text"},
+        audio_config=None,
     ),
     "gpt_oss-mxfp4": config(
         "GptOssForCausalLM",
@@ -931,6 +993,8 @@ def canonical(name: str, model_type: str) -> str | None:
             ".post_self_attn_layernorm.": ".post_attention_layernorm.",
             ".post_mlp_layernorm.": ".post_feedforward_layernorm.",
         }
+    if model_type in ("gemma4", "gemma4_text"):
+        names |= {".router.proj.": ".mlp.gate.", ".experts.": ".mlp.experts."}
     for stored, known in names.items():
         name = name.replace(stored, known)
     return name
@@ -966,7 +1030,7 @@ class Watched:
         assert self.model.config._attn_implementation == "eager"
         with torch.no_grad():
             stored = [*self.model.named_parameters()]
-            stored += [(n, b) for n, b in self.model.named_buffers() if n.endswith("correction_bias")]
+            stored += [(n, b) for n, b in self.model.named_buffers() if n.endswith(("correction_bias", "layer_scalar"))]
             for name, parameter in stored:
                 if (known := canonical(name, case["model_type"])) is None:
                     continue
@@ -982,7 +1046,7 @@ class Watched:
         for layer in body.layers:
             layer.register_forward_hook(lambda _, __, out: self.hidden.append(first(out)))
             mlp = getattr(layer, "mlp", None)
-            router = getattr(mlp, "gate", getattr(mlp, "router", None))
+            router = getattr(mlp, "gate", getattr(mlp, "router", getattr(layer, "router", None)))
             if router is not None:
                 self.routers.append(router)
                 router.register_forward_hook(lambda _, __, out: self.routes.append(out))
@@ -1020,6 +1084,8 @@ class Watched:
             choice = logits.sigmoid() + router.e_score_correction_bias
         elif self.case.get("model_type") == "gpt_oss":
             choice = logits  # Selected before the softmax.
+        elif self.case.get("model_type") == "gemma4_text":
+            choice = logits  # The router returns probabilities.
         else:
             choice = logits.softmax(-1, dtype=torch.float)
         if not sigmoid and self.case.get("topk_method") != "group_limited_greedy":

@@ -363,7 +363,7 @@ impl<'a> ModelHarness<'a> {
         let ops = Ops::new(rank_context.device(dtype), dtype).unwrap();
         let progress = RefCell::new((0, 0));
         let mut on_progress = |done, total| *progress.borrow_mut() = (done, total);
-        let kv_grouping = KvGrouping::new(config, POSITIONS, config.load_mtp);
+        let kv_grouping = KvGrouping::new(config, POSITIONS, config.load_mtp, &rank_context.ranks);
         let options = ModelLoadOptions {
             ops: &ops,
             ranks: rank_context.ranks,
@@ -588,16 +588,18 @@ impl<'a> ModelHarness<'a> {
     fn group_tables(&self, rows: &[&SequenceRow], group: usize) -> HostGroupTables {
         let width = rows.iter().map(|row| row.tables[group].len()).max().unwrap_or(0);
         let poisoned = self.blocks() - 1;
+        let step = self.kv.layout().block_id_step(group);
         let mut tables = HostGroupTables::default();
         for row in rows {
             let table = &row.tables[group];
             tables.slots.extend((row.start..row.start + row.len).map(|position| {
-                (table[position / BLOCK_TOKENS] * BLOCK_TOKENS + position % BLOCK_TOKENS) as i64
+                (table[position / BLOCK_TOKENS] * step * BLOCK_TOKENS + position % BLOCK_TOKENS)
+                    as i64
             }));
             let first_read = self.groups[group].first_read(row.start as u32) as usize;
             let behind = first_read / BLOCK_TOKENS;
             let entry = |(i, &block): (usize, &usize)| if i < behind { poisoned } else { block };
-            let entries = table.iter().enumerate().map(entry).map(|block| block as i32);
+            let entries = table.iter().enumerate().map(entry).map(|block| (block * step) as i32);
             tables.block_tables.extend(entries.chain(std::iter::repeat(-1)).take(width));
         }
         tables

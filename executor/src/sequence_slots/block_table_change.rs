@@ -12,14 +12,15 @@ pub(crate) struct BlockTableChange {
 }
 
 impl BlockTableChange {
-    /// Adds another block table update of the same row. The update replaces the entries that it overlaps.
-    pub(super) fn add(&mut self, update: &BlockTableUpdate) {
+    /// Adds another block table update of the same row. The update replaces the entries that it overlaps. The ids of
+    /// successive blocks differ by `step` in the table.
+    pub(super) fn add(&mut self, update: &BlockTableUpdate, step: usize) {
         let from = update.first_entry as usize;
         if from < self.from || self.blocks.is_empty() {
             self.blocks.clear();
             self.from = from;
         }
         self.blocks.truncate(from - self.from);
-        self.blocks.extend(update.blocks.iter().map(|block| block.0 as i32));
+        self.blocks.extend(update.blocks.iter().map(|block| (block.0 as usize * step) as i32));
     }
 }

@@ -18,6 +18,14 @@ pub enum SpeculationError {
         /// Architecture of the draft model.
         architecture: &'static str,
     },
+    /// The layers have keys and values of different sizes, which a draft model or EAGLE-3 layer cannot share blocks with.
+    #[error(
+        "speculative decoding of {architecture} supports ngram only: with global_head_dim its KV blocks have several layouts"
+    )]
+    LayerShapes {
+        /// Architecture of the model.
+        architecture: &'static str,
+    },
     /// The number of draft tokens is outside the supported range of an MTP module or EAGLE-3 layer.
     #[error(
         "num_speculative_tokens {drafts}: an MTP module or EAGLE-3 layer supports 1 to {MTP_DRAFTS_MAX}"
@@ -103,6 +111,11 @@ pub fn check_speculation(
     if let Some(draft) = draft.filter(|draft| draft.gated_delta.is_some()) {
         let architecture = draft.architecture.name();
         return Err(SpeculationError::RecurrentDraftModel { architecture });
+    }
+    let mut models = [Some(model), draft].into_iter().flatten();
+    let is_ngram = matches!(method, SpeculativeMethod::Ngram { .. });
+    if let Some(model) = models.find(|model| model.layer_shapes.is_some() && !is_ngram) {
+        return Err(SpeculationError::LayerShapes { architecture: model.architecture.name() });
     }
     match method {
         SpeculativeMethod::Ngram { .. } => Ok(()),

@@ -272,7 +272,7 @@ mod tests {
         let kinds = [KvKind::Full, KvKind::Window { tokens: 8 }];
         let group = |kind| KvGroup { layers: vec![0], kind, bytes_per_block: 1 };
         let spec = KvSpec { block_tokens: 4, groups: kinds.map(group).into() };
-        HostSequenceSlots::new(2, BlockTableLimits::of_groups(&spec, 64, 16), 40)
+        HostSequenceSlots::new(2, BlockTableLimits::of_groups(&spec, 64, 16, |_| 1), 40)
     }
 
     /// Writes `blocks` into the block table of a group from entry `first_entry` on.

@@ -16,10 +16,13 @@ use super::{
 const NEAR_BF16: f32 = 0.05;
 
 fn model(dtype: ModelDtype, fields: &str) -> ExecutorConfig {
+    // Gemma 4 reads the base of RoPE by layer type only.
+    let is_gemma4 = fields.contains("Gemma4");
+    let rope = if is_gemma4 { "" } else { r#""rope_theta": 10000.0,"# };
     let text = format!(
         r#"{{"vocab_size": 384, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
         "num_key_value_heads": 2, "head_dim": 64, "intermediate_size": 96,
-        "rms_norm_eps": 1e-6, "rope_theta": 10000.0, "max_position_embeddings": 512, {fields}}}"#
+        "rms_norm_eps": 1e-6, {rope} "max_position_embeddings": 512, {fields}}}"#
     );
     let model = ModelConfig::from_json(Path::new("config.json"), &text).unwrap();
     ExecutorConfig { model, ..config(dtype, 2) }
@@ -89,6 +92,29 @@ fn windows_match_the_cpu() {
         "gemma3",
         r#""architectures": ["Gemma3ForCausalLM"], "sliding_window": 4, "sliding_window_pattern": 2,
         "rope_local_base_freq": 100.0, "query_pre_attn_scalar": 168, "final_logit_softcapping": 5.0,
+        "tie_word_embeddings": false"#,
+    );
+}
+
+#[test]
+fn two_head_sizes_match_the_cpu() {
+    check(
+        "gemma4",
+        r#""architectures": ["Gemma4ForCausalLM"], "sliding_window": 4, "global_head_dim": 512,
+        "num_global_key_value_heads": 1, "attention_k_eq_v": true, "hidden_size_per_layer_input": 0,
+        "layer_types": ["sliding_attention", "full_attention"], "final_logit_softcapping": 5.0,
+        "enable_moe_block": true, "num_experts": 5, "top_k_experts": 2, "moe_intermediate_size": 64"#,
+    );
+}
+
+#[test]
+fn shared_keys_and_layer_inputs_match_the_cpu() {
+    check(
+        "gemma4 with inputs",
+        r#""architectures": ["Gemma4ForCausalLM"], "sliding_window": 4, "global_head_dim": 32,
+        "num_hidden_layers": 3, "num_kv_shared_layers": 1, "use_double_wide_mlp": true,
+        "hidden_size_per_layer_input": 40, "vocab_size_per_layer_input": 384,
+        "layer_types": ["sliding_attention", "full_attention", "full_attention"],
         "tie_word_embeddings": false"#,
     );
 }

@@ -22,7 +22,8 @@ use protocol::{
 };
 use scheduler_harness::{
     BLOCK, HarnessRequest, SchedulerHarness, VOCAB, config, model_drafting, moe_model,
-    recurrent_model, shared, speculating, window_model, with_expert_placement,
+    recurrent_model, shared, speculating, two_head_sizes_model, window_model,
+    with_expert_placement,
 };
 
 const PROMPT: usize = 50;
@@ -32,7 +33,7 @@ const DTYPES: [ModelDtype; 3] = [ModelDtype::Float32, ModelDtype::Bfloat16, Mode
 const LOGPROB_TOLERANCE: f32 = 2e-4;
 
 /// Configurations under test: one rank; two ranks with one KV head each; four ranks, where two ranks share
-/// each KV head; sliding windows; recurrent states; experts split over TP ranks; expert parallel ranks; and expert parallel ranks with an expert
+/// each KV head; sliding windows; KV heads of two sizes; recurrent states; experts split over TP ranks; expert parallel ranks; and expert parallel ranks with an expert
 /// placement.
 fn configs() -> Vec<ExecutorConfig> {
     use ModelDtype::{Bfloat16, Float16, Float32};
@@ -42,6 +43,9 @@ fn configs() -> Vec<ExecutorConfig> {
         config(Float16, 2),
         window_model(Float32),
         window_model(Bfloat16),
+        two_head_sizes_model(Float32),
+        two_head_sizes_model(Bfloat16),
+        shared(two_head_sizes_model(Float32), 2, false),
         recurrent_model(Float32),
         recurrent_model(Bfloat16),
         shared(recurrent_model(Float32), 2, false),
@@ -432,6 +436,16 @@ fn warm_up_measures_and_sizes() {
     assert_eq!(sized(KvCacheSize::Bytes(20 * bytes + 1)).unwrap().kv_blocks, 20);
     assert!(sized(KvCacheSize::Auto).unwrap().kv_blocks > 1000);
     assert!(matches!(sized(KvCacheSize::Bytes(bytes)), Err(ExecutorError::KvTooSmall { .. })));
+}
+
+/// Two layers without a window have the bytes of one layer with a window, and take its place in a block.
+#[test]
+fn blocks_hold_two_layers_of_half_the_size() {
+    let harness = SchedulerHarness::with(two_head_sizes_model(ModelDtype::Float32));
+    let spec = harness.executor.kv_spec();
+    let layers: Vec<_> = spec.groups.iter().map(|group| &group.layers[..]).collect();
+    assert_eq!(layers, [&[1, 3][..], &[0], &[2]], "layer 4 has no keys of its own");
+    assert_eq!(spec.bytes_per_block(), (2 * 2 * 64 * 4 * BLOCK) as u64);
 }
 
 /// A pool of 26 blocks holds a request of 256 tokens, although its three KV groups have 16 blocks each for these

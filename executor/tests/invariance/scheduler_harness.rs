@@ -69,6 +69,22 @@ pub(crate) fn window_model(dtype: ModelDtype) -> ExecutorConfig {
     ExecutorConfig { model, ..config(dtype, 1) }
 }
 
+/// Returns a model whose layers without a window have KV heads of half the size of the others, and whose last layer reads
+/// the keys and values of an earlier layer.
+pub(crate) fn two_head_sizes_model(dtype: ModelDtype) -> ExecutorConfig {
+    let text = r#"{
+        "architectures": ["Gemma4ForCausalLM"], "model_type": "gemma4_text", "vocab_size": 384,
+        "hidden_size": 64, "num_hidden_layers": 5, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "head_dim": 64, "global_head_dim": 32, "intermediate_size": 160,
+        "attention_k_eq_v": true, "num_kv_shared_layers": 1, "hidden_size_per_layer_input": 0,
+        "max_position_embeddings": 512, "sliding_window": 10, "layer_types": ["sliding_attention",
+        "full_attention", "sliding_attention", "full_attention", "full_attention"],
+        "tie_word_embeddings": false, "torch_dtype": "bfloat16"
+    }"#;
+    let model = ModelConfig::from_json(Path::new("config.json"), text).unwrap();
+    ExecutorConfig { model, ..config(dtype, 1) }
+}
+
 /// Returns a model with gated delta nets in the first and the last layer.
 pub(crate) fn recurrent_model(dtype: ModelDtype) -> ExecutorConfig {
     let text = r#"{

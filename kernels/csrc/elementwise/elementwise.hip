@@ -2,6 +2,7 @@
 //
 // gated_activation_rows  y = activation of gate and up (dev/gate.h)   y [rows, cols], x [rows, 2 cols]: gate columns,
 //                then up columns; all of ACT
+// gated_product_rows     y = activation of gate and up, which are separate   all [rows, cols] of ACT
 // -DGATE, -DGATE_ALPHA, -DGATE_LIMIT   see dev/gate.h
 // -DFP8=1        compiles gated_activation_fp8 only: y in fp8 with scales of -DSCALING, as fp8_quantize_rows would
 //                quantise the half_t result. Rows from `rows` on are zero. cols is a multiple of the quantisation
@@ -58,6 +59,21 @@ KERNEL(256) gated_activation_rows(ACT* y, const ACT* x, u32 cols, u32 parts, u32
         [=](u32 c) { to_row[c] = to<ACT>(activated(f32(gate[c])) * up_factor(f32(up[c]))); });
 }
 EXPORT(gated_activation_rows)
+
+KERNEL(256)
+gated_product_rows(ACT* y, const ACT* gate, const ACT* up, u32 cols, u32 parts, u32 y_stride, u32 gate_stride,
+                   u32 up_stride) {
+    grid_wait();
+    grid_launch_dependents();
+    const u64 row = bid_x() / parts;
+    ACT* to_row = y + row * y_stride;
+    const ACT *gates = gate + row * gate_stride, *factors = up + row * up_stride;
+    const bool aligned = (((u64)to_row | (u64)gates | (u64)factors) & 15) == 0;
+    each_column(
+        cols, parts, aligned, [=](u32 c) { store8(to_row + c, gated_products(load8(gates + c), load8(factors + c))); },
+        [=](u32 c) { to_row[c] = to<ACT>(activated(f32(gates[c])) * up_factor(f32(factors[c]))); });
+}
+EXPORT(gated_product_rows)
 
 KERNEL(256)
 add_rows(ACT* y, const ACT* a, const ACT* b, u32 cols, u32 parts, u32 y_stride, u32 a_stride, u32 b_stride) {

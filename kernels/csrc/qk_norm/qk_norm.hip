@@ -1,12 +1,13 @@
-// qk_norm.hip - QK norm over all heads, and attention temperature, between the QKV projection and RoPE. CPU reference:
-// cpu/norm.rs, cpu/elementwise.rs.
+// qk_norm.hip - QK norm over all heads, attention temperature, and norm of value heads, between the QKV projection and
+// RoPE. CPU reference: cpu/norm.rs, cpu/elementwise.rs.
 //
 // qk_square_sums  sums f32 [tokens, 2] = sums of squares of the query channels, and of the key channels
 // qk_full_norm    q = w * q * rsqrt(sums[0] / query_count + eps), k likewise with sums[1]; in place
 // qk_temperature  q = factors[positions[token]] * q, in place; factors f32 [positions], positions i32 [tokens]
+// value_head_norm v = v * rsqrt(mean(v^2) + eps) for each head of head_dim channels from channel `first` on, in place
 //   qkv [tokens, query_cols + key_cols + value channels] of ACT; w [query_cols + key_cols] of ACT
-// Grid: qk_square_sums: 2 * tokens blocks of 256 threads, so that a sum has one order in every batch; others: as
-// elementwise. Rounding: computed in f32, rounded once at the store. Roofline: bytes of the query and key channels,
+// Grid: qk_square_sums: 2 * tokens blocks of 256 threads, so that a sum has one order in every batch;
+// value_head_norm: ceil(tokens * heads / warps per block) blocks, one head of a token per warp; others: as elementwise. Rounding: computed in f32, rounded once at the store. Roofline: bytes of the query and key channels,
 // read (qk_square_sums) or read and written, over memory bandwidth; a single token is latency-bound.
 #include "dev.h"
 #include "elementwise/elementwise.h"
@@ -70,3 +71,30 @@ KERNEL(256) qk_temperature(ACT* qkv, const float* factors, const i32* positions,
         [=](u32 c) { x[c] = to<ACT>(f32(x[c]) * factor); });
 }
 EXPORT(qk_temperature)
+
+KERNEL(256)
+value_head_norm(ACT* qkv, u32 tokens, u32 heads, u32 head_dim, u32 first, u32 stride, float eps) {
+    grid_wait();
+    grid_launch_dependents();
+    const u32 unit = bid_x() * (bdim() / WARP_SIZE) + warp_id();
+    if (unit >= tokens * heads) return;
+    ACT* x = qkv + u64(unit / heads) * stride + first + unit % heads * head_dim;
+    float sum = 0.f;
+    if (((u64)x & 15) == 0 && head_dim % 8 == 0) {
+        for (u32 c = lane() * 8; c < head_dim; c += WARP_SIZE * 8) {
+            const f32x8 v = load8(x + c);
+            for (u32 i = 0; i < 8; ++i) sum = fma_(v.v[i], v.v[i], sum);
+        }
+        const float scale = rsqrt_(warp_sum(sum) / (float)head_dim + eps);
+        for (u32 c = lane() * 8; c < head_dim; c += WARP_SIZE * 8) {
+            f32x8 v = load8(x + c);
+            for (u32 i = 0; i < 8; ++i) v.v[i] *= scale;
+            store8(x + c, v);
+        }
+    } else {
+        for (u32 c = lane(); c < head_dim; c += WARP_SIZE) sum = fma_(f32(x[c]), f32(x[c]), sum);
+        const float scale = rsqrt_(warp_sum(sum) / (float)head_dim + eps);
+        for (u32 c = lane(); c < head_dim; c += WARP_SIZE) x[c] = to<ACT>(f32(x[c]) * scale);
+    }
+}
+EXPORT(value_head_norm)

@@ -4,6 +4,8 @@
 //! shared references and writes use unique references, so that the borrow checker prevents data races between
 //! CPU kernels.
 
+use std::marker::PhantomData;
+use std::ops::{Deref, DerefMut, Range};
 use std::ptr::NonNull;
 use std::sync::Arc;
 
@@ -109,6 +111,83 @@ impl Buffer {
             MatMut::from_raw(self.as_mut_ptr(), dtype, rows, cols, cols)
                 .with_row_capacity(row_capacity)
         })
+    }
+}
+
+/// Part of a buffer, which the part borrows.
+#[derive(Debug)]
+pub struct BufferPart<'a> {
+    part: Buffer,
+    borrowed: PhantomData<&'a Buffer>,
+}
+
+/// Part of a buffer, which the part borrows uniquely.
+#[derive(Debug)]
+pub struct BufferPartMut<'a> {
+    part: Buffer,
+    borrowed: PhantomData<&'a mut Buffer>,
+}
+
+/// Deallocator of buffers that do not own their memory.
+struct BorrowedMemory;
+
+impl BufferDeallocator for BorrowedMemory {
+    unsafe fn release(&self, _ptr: NonNull<u8>, _bytes: usize) {}
+}
+
+impl Buffer {
+    /// Alignment of buffers and of their parts, in bytes.
+    const ALIGNMENT: usize = 64;
+
+    /// Returns the bytes `range` of the buffer. The range must start at a multiple of 64 bytes.
+    pub fn part(&self, range: Range<usize>) -> Result<BufferPart<'_>, DeviceError> {
+        Ok(BufferPart { part: self.borrowed(range)?, borrowed: PhantomData })
+    }
+
+    /// Returns the bytes `range` of the buffer for writing. The range must start at a multiple of 64 bytes.
+    pub fn part_mut(&mut self, range: Range<usize>) -> Result<BufferPartMut<'_>, DeviceError> {
+        Ok(BufferPartMut { part: self.borrowed(range)?, borrowed: PhantomData })
+    }
+
+    /// Returns a buffer of the bytes `range`, which does not own them.
+    fn borrowed(&self, range: Range<usize>) -> Result<Self, DeviceError> {
+        let Range { start, end } = range;
+        let error =
+            |what, got, expected| DeviceError::Shape { kernel: "part", what, got, expected };
+        if end > self.bytes || start > end {
+            return Err(error("bytes", end.max(start), self.bytes));
+        }
+        if !start.is_multiple_of(Self::ALIGNMENT) {
+            return Err(error("first byte", start, start.next_multiple_of(Self::ALIGNMENT)));
+        }
+        // SAFETY: the range is inside the buffer, so the pointer is not null; callers return the buffer with a
+        // borrow of `self`, and its deallocator frees nothing.
+        Ok(unsafe {
+            let ptr = self.ptr.add(start);
+            Self::from_raw(ptr, end - start, Arc::new(BorrowedMemory))
+        })
+    }
+}
+
+impl Deref for BufferPart<'_> {
+    type Target = Buffer;
+
+    fn deref(&self) -> &Buffer {
+        &self.part
+    }
+}
+
+impl Deref for BufferPartMut<'_> {
+    type Target = Buffer;
+
+    fn deref(&self) -> &Buffer {
+        &self.part
+    }
+}
+
+impl DerefMut for BufferPartMut<'_> {
+    fn deref_mut(&mut self) -> &mut Buffer {
+        &mut self.part
     }
 }
 

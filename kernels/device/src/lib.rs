@@ -23,7 +23,7 @@ mod mat;
 mod pinned_memory;
 mod timestamps;
 
-pub use buffer::{Buffer, BufferDeallocator};
+pub use buffer::{Buffer, BufferDeallocator, BufferPart, BufferPartMut};
 pub use check::{check_at_least, check_at_most, check_dense, check_dtype, check_size};
 pub use cpu::{CpuConfig, CpuDevice, CpuIsa, ThreadPool, physical_cores};
 pub use device_driver::{CapturedGraph, DeviceDriver, DeviceStream, MemInfo};

@@ -11,8 +11,8 @@ use super::row_kernel::{RowKernel, dispatch};
 use super::shared_rows::SharedRows;
 use crate::cpu::CpuBackend;
 use crate::{
-    CpuKernel, GateActivation, GatedActivation, LogitSoftcap, QueryTemperatureScaling, RowGather,
-    SigmoidGatedAdd, TensorAdd, TensorScalarMul,
+    CpuKernel, GateActivation, GatedActivation, GatedProduct, LogitSoftcap,
+    QueryTemperatureScaling, RowGather, SigmoidGatedAdd, TensorAdd, TensorScalarMul,
 };
 
 /// Minimum number of elements of an op for multi-threading: below it, waking the other threads costs more
@@ -117,6 +117,22 @@ impl CpuBackend {
         });
     }
 
+    fn gated_product_of<T: FloatElement>(&self, op: GatedProduct<'_>) {
+        let GatedProduct { mut y, gate, up, activation } = op;
+        let isa = self.isa();
+        let out = SharedRows::<T>::new(&mut y);
+        self.threads().split(gate.rows(), 1, min_rows(gate.cols()), &|range| {
+            for r in range {
+                // SAFETY: each row belongs to one thread.
+                let y = unsafe { out.row(r) };
+                dispatch(
+                    isa,
+                    GatedActivationRow { y, gate: gate.row(r), up: up.row(r), activation },
+                );
+            }
+        });
+    }
+
     fn add_of<T: FloatElement>(&self, y: &mut MatMut<'_>, a: MatRef<'_>, b: MatRef<'_>) {
         let isa = self.isa();
         let out = SharedRows::<T>::new(y);
@@ -166,6 +182,14 @@ impl CpuKernel for LogitSoftcap<'_> {
     fn run(self, cpu: &CpuBackend) -> Result<(), DeviceError> {
         let Self { mut x, cap } = self;
         for_float!("softcap", x.dtype(), T => cpu.softcap_of::<T>(&mut x, cap));
+        Ok(())
+    }
+}
+
+impl CpuKernel for GatedProduct<'_> {
+    fn run(self, cpu: &CpuBackend) -> Result<(), DeviceError> {
+        self.check()?;
+        for_float!(Self::KERNEL, self.y.dtype(), T => cpu.gated_product_of::<T>(self));
         Ok(())
     }
 }

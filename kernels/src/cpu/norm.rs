@@ -1,4 +1,4 @@
-//! `RmsNorm`, `AddRmsNorm` and `QkFullNorm` on the CPU, parallel over rows.
+//! `RmsNorm`, `AddRmsNorm`, `QkFullNorm` and `ValueHeadNorm` on the CPU, parallel over rows.
 //!
 //! `y = w · cast(x · rsqrt(mean(x²) + eps))`: the normalised row is rounded to the activation type before the
 //! multiplication by the weight, as in transformers for Llama and Qwen; the product is rounded when it is
@@ -13,7 +13,9 @@ use super::maths::sum_by;
 use super::row_kernel::{RowKernel, dispatch};
 use super::shared_rows::SharedRows;
 use crate::cpu::CpuBackend;
-use crate::{AddRmsNorm, CpuKernel, QkChannelCounts, QkFullNorm, QkSquareSums, RmsNorm};
+use crate::{
+    AddRmsNorm, CpuKernel, QkChannelCounts, QkFullNorm, QkSquareSums, RmsNorm, ValueHeadNorm,
+};
 
 const KERNEL: &str = "rms_norm";
 
@@ -196,6 +198,47 @@ impl CpuBackend {
                 );
             }
         });
+    }
+}
+
+/// Row kernel: RMS norm of one head without weights, in place.
+struct HeadNormalization<'a, T> {
+    x: &'a mut [T],
+    eps: f32,
+}
+
+impl<T: FloatElement> RowKernel for HeadNormalization<'_, T> {
+    #[inline(always)]
+    fn run(self) {
+        let scale = inverse_rms(self.x, self.eps);
+        for x in self.x {
+            *x = T::store(x.load() * scale);
+        }
+    }
+}
+
+impl CpuBackend {
+    fn value_norm_of<T: FloatElement>(&self, op: ValueHeadNorm<'_>) {
+        let ValueHeadNorm { mut qkv, first, heads, head_dim, eps } = op;
+        let (rows, isa) = (qkv.rows(), self.isa());
+        let out = SharedRows::<T>::new(&mut qkv);
+        self.threads().split(rows, 1, min_rows(heads * head_dim), &|range| {
+            for r in range {
+                // SAFETY: each row belongs to one thread.
+                let values = unsafe { out.part(r, first, heads * head_dim) };
+                for x in values.chunks_mut(head_dim) {
+                    dispatch(isa, HeadNormalization { x, eps });
+                }
+            }
+        });
+    }
+}
+
+impl CpuKernel for ValueHeadNorm<'_> {
+    fn run(self, cpu: &CpuBackend) -> Result<(), DeviceError> {
+        self.check()?;
+        for_float!(Self::KERNEL, self.qkv.dtype(), T => cpu.value_norm_of::<T>(self));
+        Ok(())
     }
 }
 

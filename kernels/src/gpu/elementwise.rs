@@ -6,8 +6,9 @@ use device::{DType, DeviceError, DeviceStream, MatRef};
 use super::fp8::QuantizedRows;
 use crate::gpu::GpuBackend;
 use crate::{
-    GateActivation, GatedActivation, GpuKernel, LogitSoftcap, QkChannelCounts, QkFullNorm,
-    QkSquareSums, QueryTemperatureScaling, SigmoidGatedAdd, TensorAdd, TensorScalarMul,
+    GateActivation, GatedActivation, GatedProduct, GpuKernel, LogitSoftcap, QkChannelCounts,
+    QkFullNorm, QkSquareSums, QueryTemperatureScaling, SigmoidGatedAdd, TensorAdd, TensorScalarMul,
+    ValueHeadNorm,
 };
 
 static ELEMENTWISE: KernelSource = kernel_source!("elementwise/elementwise.hip");
@@ -178,6 +179,32 @@ impl GpuKernel for GatedActivation<'_> {
     }
 }
 
+impl GpuKernel for GatedProduct<'_> {
+    fn launch(self, gpu: &GpuBackend, s: &DeviceStream) -> Result<(), DeviceError> {
+        self.check()?;
+        let Self { mut y, gate, up, activation } = self;
+        let act_f32 = gpu.act_f32(Self::KERNEL, y.dtype())?;
+        let [function, alpha, limit] = activation.defines();
+        let defines = [("ACT_F32", act_f32), function, alpha, limit];
+        let kernel = gpu.kernel(&ELEMENTWISE, "gated_product_rows", &defines)?;
+        let parts = blocks_per_row(y.cols());
+        let blocks = (y.rows() * parts) as u32;
+        let (cols, stride) = (y.cols() as u32, y.stride() as u32);
+        let launch = KernelLaunch::new(kernel, [blocks, 1, 1], THREADS, 0)
+            .overlaps_predecessor()
+            .out(&mut y)
+            .arg(gate)
+            .arg(up)
+            .u32(cols)
+            .u32(parts as u32)
+            .u32(stride)
+            .u32(gate.stride() as u32)
+            .u32(up.stride() as u32);
+        // SAFETY: the shapes were checked; the arguments match the kernel parameters.
+        unsafe { launch.launch(gpu, s) }
+    }
+}
+
 impl GpuBackend {
     /// Prepares a launch of `symbol` with `blocks` blocks of `threads` threads.
     fn qk_norm_launch(
@@ -248,6 +275,27 @@ impl GpuKernel for QueryTemperatureScaling<'_> {
             .u32(qkv.stride() as u32);
         // SAFETY: the shapes were checked, and the host checked the staged positions; the arguments match the
         // kernel parameters.
+        unsafe { launch.launch(gpu, s) }
+    }
+}
+
+impl GpuKernel for ValueHeadNorm<'_> {
+    fn launch(self, gpu: &GpuBackend, s: &DeviceStream) -> Result<(), DeviceError> {
+        self.check()?;
+        let Self { mut qkv, first, heads, head_dim, eps } = self;
+        let warps = (THREADS / gpu.warp_size()) as usize;
+        let blocks = (qkv.rows() * heads).div_ceil(warps);
+        let (rows, stride) = (qkv.rows() as u32, qkv.stride() as u32);
+        let launch = gpu
+            .qk_norm_launch(Self::KERNEL, qkv.dtype(), blocks, THREADS)?
+            .out(&mut qkv)
+            .u32(rows)
+            .u32(heads as u32)
+            .u32(head_dim as u32)
+            .u32(first as u32)
+            .u32(stride)
+            .f32(eps);
+        // SAFETY: the shapes were checked; the arguments match the kernel parameters.
         unsafe { launch.launch(gpu, s) }
     }
 }

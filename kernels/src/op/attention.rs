@@ -15,10 +15,26 @@ pub struct QkNormRopeKvWrite<'a> {
     pub q: MatMut<'a>,
     /// KV pool.
     pub pool: &'a mut Buffer,
-    /// Layout of `pool`.
+    /// Layout of `pool`. With 0 KV heads, only queries are computed.
     pub layout: &'a KvLayout,
     /// QKV projections, norm weights, RoPE tables and KV slots.
     pub args: &'a QkNormRopeArgs<'a>,
+}
+
+/// RMS norm without weights of each value head of a QKV projection, `v = v / sqrt(mean(v²) + eps)`, in place (Gemma 4,
+/// transformers `modeling_gemma4.py`).
+#[derive(Debug)]
+pub struct ValueHeadNorm<'a> {
+    /// QKV projections `[tokens, channels]`, of which only the value channels change.
+    pub qkv: MatMut<'a>,
+    /// First channel of the values.
+    pub first: usize,
+    /// Number of value heads.
+    pub heads: usize,
+    /// Number of channels of a value head.
+    pub head_dim: usize,
+    /// Epsilon, added to the mean square.
+    pub eps: f32,
 }
 
 /// `o = softmax(scale q kᵀ) v` over the keys at or before the position of each query.
@@ -59,8 +75,20 @@ pub struct RopeAttention<'a> {
 impl QkNormRopeKvWrite<'_> {
     /// Checks that shapes and types agree.
     pub(crate) fn check(&self) -> Result<(), DeviceError> {
-        check_layer("qk_norm_rope_kv_write", self.pool, self.layout, self.args.layer)?;
+        if self.layout.kv_heads > 0 {
+            check_layer("qk_norm_rope_kv_write", self.pool, self.layout, self.args.layer)?;
+        }
         self.args.check("qk_norm_rope_kv_write", &self.q, self.layout)
+    }
+}
+
+impl ValueHeadNorm<'_> {
+    pub(crate) const KERNEL: &'static str = "value_head_norm";
+
+    /// Checks that the value heads are among the channels.
+    pub(crate) fn check(&self) -> Result<(), DeviceError> {
+        let end = self.first + self.heads * self.head_dim.max(1);
+        check_size(Self::KERNEL, "channels", self.qkv.cols().min(end), end)
     }
 }
 

@@ -74,6 +74,19 @@ pub struct GatedActivation<'a> {
     pub activation: GateActivation,
 }
 
+/// Gated activation of separate matrices: `y` is the activation function of `gate` and `up`.
+#[derive(Debug)]
+pub struct GatedProduct<'a> {
+    /// Output `[tokens, columns]`.
+    pub y: MatMut<'a>,
+    /// Gate, with the shape of `y`.
+    pub gate: MatRef<'a>,
+    /// Factor of the activated gate, with the shape of `y`.
+    pub up: MatRef<'a>,
+    /// Function of gate and up.
+    pub activation: GateActivation,
+}
+
 /// Elementwise sum `y = a + b` of matrices of one shape.
 #[derive(Debug)]
 pub struct TensorAdd<'a> {
@@ -86,7 +99,7 @@ pub struct TensorAdd<'a> {
 }
 
 /// Soft-caps attention logits or final logits, `x = cap · tanh(x / cap)`, in place (Gemma 2, arXiv
-/// 2408.00118, section 2). No served model uses it today.
+/// 2408.00118, section 2).
 #[derive(Debug)]
 pub struct LogitSoftcap<'a> {
     /// Logits `[tokens, columns]`, replaced in place.
@@ -165,6 +178,21 @@ impl GatedActivation<'_> {
         check_size(kernel, "rows", y.rows(), x.rows())?;
         check_size(kernel, "columns", x.cols(), 2 * y.cols())?;
         check_dtype(kernel, "output", y.dtype(), x.dtype())
+    }
+}
+
+impl GatedProduct<'_> {
+    pub(crate) const KERNEL: &'static str = "gated_product";
+
+    /// Checks that shapes and types agree.
+    pub(crate) fn check(&self) -> Result<(), DeviceError> {
+        let y = self.y.as_ref();
+        for (x, what) in [(self.gate, "gate"), (self.up, "up")] {
+            check_size(Self::KERNEL, "rows", x.rows(), y.rows())?;
+            check_size(Self::KERNEL, "columns", x.cols(), y.cols())?;
+            check_dtype(Self::KERNEL, what, x.dtype(), y.dtype())?;
+        }
+        Ok(())
     }
 }
 

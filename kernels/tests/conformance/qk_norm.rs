@@ -1,9 +1,9 @@
-//! QK norm over all heads and attention temperature on the CPU, compared with f64.
+//! QK norm over all heads, attention temperature and norm of value heads on the CPU, compared with f64.
 
 use device::{DeviceDriver, DeviceStream, MatMut, MatRef, bf16, f16};
 use kernels::{
     KvCacheScales, KvLayout, KvTileOrder, QkChannelCounts, QkFullNorm, QkNormRopeArgs,
-    QkNormRopeKvWrite, QkSquareSums, QueryTemperatureScaling, RmsNorm, RopeCosSin,
+    QkNormRopeKvWrite, QkSquareSums, QueryTemperatureScaling, RmsNorm, RopeCosSin, ValueHeadNorm,
 };
 
 use crate::support::{CpuTestFloat, SeededNumbers, cast, devices, error, tolerance};
@@ -86,6 +86,42 @@ fn temperature<T: CpuTestFloat>() {
             assert!(error(&qkv, &expected) < tolerance::<T>());
         }
     }
+}
+
+fn value_heads<T: CpuTestFloat>() {
+    for [rows, first, heads, dim, further] in [[1, 16, 1, 16, 0], [3, 32, 2, 512, 8]] {
+        let cols = first + heads * dim + further;
+        let x = cast::<T>(&SeededNumbers::new(cols as u64).floats(rows * cols));
+        let mut expected: Vec<f64> = x.iter().map(|x| f64::from(x.value())).collect();
+        for row in expected.chunks_mut(cols) {
+            for head in row[first..first + heads * dim].chunks_mut(dim) {
+                let squares: f64 = head.iter().map(|x| x * x).sum();
+                let scale = 1.0 / (squares / dim as f64 + f64::from(EPS)).sqrt();
+                head.iter_mut().for_each(|x| *x *= scale);
+            }
+        }
+        for device in devices(2) {
+            let mut qkv = x.clone();
+            let values = MatMut::of(&mut qkv, rows, cols).unwrap();
+            let op = ValueHeadNorm { qkv: values, first, heads, head_dim: dim, eps: EPS };
+            device.launch(&S, op).unwrap();
+            assert!(error(&qkv, &expected) < tolerance::<T>());
+            let untouched = |row: &[T]| -> Vec<f32> { row[..first].iter().map(T::value).collect() };
+            assert_eq!(untouched(&qkv), untouched(&x));
+        }
+    }
+    let mut short = [0f32; 32];
+    let qkv = MatMut::of(&mut short, 1, 32).unwrap();
+    let op = ValueHeadNorm { qkv, first: 16, heads: 2, head_dim: 16, eps: EPS };
+    let error = devices(1)[0].launch(&S, op).unwrap_err().to_string();
+    assert!(error.contains("channels"), "{error}");
+}
+
+#[test]
+fn value_head_norm_is_correct() {
+    value_heads::<f32>();
+    value_heads::<bf16>();
+    value_heads::<f16>();
 }
 
 #[test]

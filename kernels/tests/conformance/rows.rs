@@ -4,10 +4,11 @@
 use device::{DType, DeviceStream, MatMut, MatRef, bf16, f16};
 use kernels::{
     AddRmsNorm, ExpertGroups, ExpertLoadArgs, ExpertMlp, ExpertParallelLayout,
-    ExpertPlacementLookup, ExpertWeights, GateActivation, GatedActivation, GroupScoreFunction,
-    GroupedTopKRouting, HiddenStateSum, LogitSoftcap, MoeCombine, MoeDispatchLayout,
-    PackedEmbedding, RmsNorm, RouterRuleArgs, RouterScoreFunction, RowGather, SigmoidGatedAdd,
-    SoftmaxRouterArgs, SoftmaxRouting, TensorAdd, TensorScalarMul, TokenEmbedding, TopKRoutes,
+    ExpertPlacementLookup, ExpertWeights, GateActivation, GatedActivation, GatedProduct,
+    GroupScoreFunction, GroupedTopKRouting, HiddenStateSum, LogitSoftcap, MoeCombine,
+    MoeDispatchLayout, PackedEmbedding, RmsNorm, RouterRuleArgs, RouterScoreFunction, RowGather,
+    SigmoidGatedAdd, SoftmaxRouterArgs, SoftmaxRouting, TensorAdd, TensorScalarMul, TokenEmbedding,
+    TopKRoutes,
 };
 
 use crate::support::{
@@ -192,6 +193,11 @@ fn activations<T: CpuTestFloat>() {
                 device.launch(&S, GatedActivation { y: out, x, activation }).unwrap();
                 let error = error(&y, &expected);
                 assert!(error < tolerance::<T>(), "{activation:?}: {error:e}");
+                let mut separate = vec![T::of(0.0); rows * cols];
+                let out = MatMut::of(&mut separate, rows, cols).unwrap();
+                let [gate, up] = [0, cols].map(|first| x.columns(first, cols));
+                device.launch(&S, GatedProduct { y: out, gate, up, activation }).unwrap();
+                assert!(separate.iter().zip(&y).all(|(a, b)| a.value() == b.value()));
             }
             let mut sum = vec![T::of(0.0); rows * cols];
             let out = MatMut::of(&mut sum, rows, cols).unwrap();

@@ -2,7 +2,8 @@
 
 use device::{DeviceDriver, MatMut, MatRef, bf16};
 use kernels::{
-    GateActivation, GatedActivation, LogitSoftcap, SigmoidGatedAdd, TensorAdd, TensorScalarMul,
+    GateActivation, GatedActivation, GatedProduct, LogitSoftcap, SigmoidGatedAdd, TensorAdd,
+    TensorScalarMul,
 };
 
 use crate::support::{
@@ -47,6 +48,11 @@ fn activations<T: GpuTestFloat>() {
                 device.launch(&S, op).unwrap();
                 let error = error(&y.read(&device), expected);
                 assert!(error < tolerance::<T>(), "{name} {activation:?}: {error:e}");
+                let [gate, up] = [0, cols].map(|first| wide.mat().columns(first, cols));
+                let mut separate = DeviceArray::<T>::poisoned(&device, rows, cols);
+                let op = GatedProduct { y: separate.mat_mut(), gate, up, activation };
+                device.launch(&S, op).unwrap();
+                assert_eq!(separate.read(&device), y.read(&device), "{name} {activation:?}");
             }
             let mut y = DeviceArray::<T>::poisoned(&device, rows, cols);
             device

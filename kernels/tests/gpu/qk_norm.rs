@@ -1,7 +1,7 @@
-//! QK norm over all heads and attention temperature of the GPU match the CPU.
+//! QK norm over all heads, attention temperature and norm of value heads of the GPU match the CPU.
 
 use device::{DeviceDriver, MatMut, MatRef, bf16};
-use kernels::{QkChannelCounts, QkFullNorm, QkSquareSums, QueryTemperatureScaling};
+use kernels::{QkChannelCounts, QkFullNorm, QkSquareSums, QueryTemperatureScaling, ValueHeadNorm};
 
 use crate::support::{
     DeviceArray, GpuTestFloat, RandomNumbers, S, devices, error, oracle, tolerance,
@@ -94,6 +94,40 @@ fn temperature<T: GpuTestFloat>() {
             assert_eq!(qkv.read(&device), expected, "{} {rows} x {cols}", device.name());
         }
     }
+}
+
+/// Tokens, first value channel, heads, channels per head and further channels.
+const VALUE_SHAPES: [[usize; 5]; 4] =
+    [[1, 16, 1, 16, 0], [3, 1024, 4, 512, 8], [7, 96, 2, 256, 0], [2, 5, 3, 24, 1]];
+
+fn value_heads<T: GpuTestFloat>() {
+    let cpu = oracle();
+    for [rows, first, heads, head_dim, further] in VALUE_SHAPES {
+        let cols = first + heads * head_dim + further;
+        let mut numbers = RandomNumbers::fresh(cols as u64 + 2);
+        let x = numbers.reals::<T>(rows * cols);
+        let mut expected = x.clone();
+        let qkv = MatMut::of(&mut expected, rows, cols).unwrap();
+        cpu.launch(&S, ValueHeadNorm { qkv, first, heads, head_dim, eps: EPS }).unwrap();
+        for device in devices() {
+            let name = format!("{} {rows} x {heads} x {head_dim}", device.name());
+            let run = |tokens: &[T]| {
+                let mut qkv = DeviceArray::of(&device, tokens, tokens.len() / cols, cols);
+                let op = ValueHeadNorm { qkv: qkv.mat_mut(), first, heads, head_dim, eps: EPS };
+                device.launch(&S, op).unwrap();
+                qkv.read(&device)
+            };
+            let qkv = run(&x);
+            assert!(error(&qkv, &expected) < tolerance::<T>(), "{name}");
+            assert_eq!(run(&x[..cols]), qkv[..cols], "{name}: batch");
+        }
+    }
+}
+
+#[test]
+fn value_head_norm_agrees_with_the_cpu() {
+    value_heads::<f32>();
+    value_heads::<bf16>();
 }
 
 #[test]

@@ -56,6 +56,12 @@ pub enum ModelArchitecture {
     Gemma3,
     /// `Gemma3ForConditionalGeneration`, text part
     Gemma3Multimodal,
+    /// `Gemma4ForCausalLM`
+    Gemma4,
+    /// `Gemma4ForConditionalGeneration`, text part
+    Gemma4Multimodal,
+    /// `Gemma4UnifiedForConditionalGeneration`, text part
+    Gemma4Unified,
     /// `GptOssForCausalLM`
     GptOss,
     /// `Qwen3NextForCausalLM`
@@ -74,7 +80,7 @@ pub enum ModelArchitecture {
 
 impl ModelArchitecture {
     /// All supported architectures.
-    pub const ALL: [Self; 32] = [
+    pub const ALL: [Self; 35] = [
         Self::Llama,
         Self::Mistral,
         Self::Mistral3,
@@ -100,6 +106,9 @@ impl ModelArchitecture {
         Self::Phi3,
         Self::Gemma3,
         Self::Gemma3Multimodal,
+        Self::Gemma4,
+        Self::Gemma4Multimodal,
+        Self::Gemma4Unified,
         Self::GptOss,
         Self::Qwen3Next,
         Self::Qwen35,
@@ -138,6 +147,9 @@ impl ModelArchitecture {
             Self::Phi3 => "Phi3ForCausalLM",
             Self::Gemma3 => "Gemma3ForCausalLM",
             Self::Gemma3Multimodal => "Gemma3ForConditionalGeneration",
+            Self::Gemma4 => "Gemma4ForCausalLM",
+            Self::Gemma4Multimodal => "Gemma4ForConditionalGeneration",
+            Self::Gemma4Unified => "Gemma4UnifiedForConditionalGeneration",
             Self::GptOss => "GptOssForCausalLM",
             Self::Qwen3Next => "Qwen3NextForCausalLM",
             Self::Qwen35 => "Qwen3_5ForCausalLM",
@@ -151,6 +163,16 @@ impl ModelArchitecture {
     /// Whether the layers are those of Gemma 3.
     pub(crate) const fn is_gemma3(self) -> bool {
         matches!(self, Self::Gemma3 | Self::Gemma3Multimodal)
+    }
+
+    /// Whether the layers are those of Gemma 4.
+    pub(crate) const fn is_gemma4(self) -> bool {
+        matches!(self, Self::Gemma4 | Self::Gemma4Multimodal | Self::Gemma4Unified)
+    }
+
+    /// Whether the activation is GELU and embeddings are multiplied by the square root of the hidden size.
+    pub(crate) const fn is_gemma(self) -> bool {
+        self.is_gemma3() || self.is_gemma4()
     }
 }
 

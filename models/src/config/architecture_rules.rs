@@ -11,6 +11,8 @@ pub(crate) enum DecoderLayerKind {
     Qwen3Moe,
     /// Gated delta net or GQA, then experts or a gated MLP (`qwen3_next.rs`).
     Qwen3Next,
+    /// GQA whose layers may share KV caches, then experts beside a gated MLP, and per-layer inputs (`gemma4.rs`).
+    Gemma4,
     /// MLA, then experts or a gated MLP (`deepseek.rs`).
     Deepseek,
     /// Draft models, which only run with a target model (`eagle3.rs`).
@@ -30,6 +32,8 @@ pub(crate) enum SynthTokenizerKind {
     Phi,
     /// Gemma 3.
     Gemma,
+    /// Gemma 4.
+    Gemma4,
     /// GLM-4.
     Glm,
     /// Harmony format of gpt-oss.
@@ -51,6 +55,8 @@ pub(crate) enum WindowedLayerRule {
     ExceptEveryFourth,
     /// All layers except every n-th, where n is `sliding_window_pattern`.
     ExceptEveryNth,
+    /// All layers except every sixth. The last layer has no window, whatever the list of layer types contains.
+    ExceptEverySixthAndLast,
     /// Layers from the index `max_window_layers` on.
     FromIndex,
     /// Layers with an even index below `max_window_layers`.

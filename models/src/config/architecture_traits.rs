@@ -261,6 +261,17 @@ const GEMMA3: ArchitectureTraits = ArchitectureTraits {
 };
 const GEMMA3_MULTIMODAL: ArchitectureTraits =
     ArchitectureTraits { text_model_types: &["gemma3_text"], ..GEMMA3 };
+const GEMMA4: ArchitectureTraits = ArchitectureTraits {
+    windowed_layers: WindowedLayerRule::ExceptEverySixthAndLast,
+    norm_weights: NormWeightKind::Unrounded,
+    decoder_layer: DecoderLayerKind::Gemma4,
+    synth_tokenizer: SynthTokenizerKind::Gemma4,
+    ..GEMMA3
+};
+const GEMMA4_MULTIMODAL: ArchitectureTraits =
+    ArchitectureTraits { text_model_types: &["gemma4_text"], ..GEMMA4 };
+const GEMMA4_UNIFIED: ArchitectureTraits =
+    ArchitectureTraits { text_model_types: &["gemma4_unified_text"], ..GEMMA4 };
 const GPT_OSS: ArchitectureTraits = ArchitectureTraits {
     kv_heads_default: Some(8),
     head_dim_default: Some(64),
@@ -310,6 +321,9 @@ impl ModelArchitecture {
             Self::Phi3 => &PHI3,
             Self::Gemma3 => &GEMMA3,
             Self::Gemma3Multimodal => &GEMMA3_MULTIMODAL,
+            Self::Gemma4 => &GEMMA4,
+            Self::Gemma4Multimodal => &GEMMA4_MULTIMODAL,
+            Self::Gemma4Unified => &GEMMA4_UNIFIED,
             Self::GptOss => &GPT_OSS,
             Self::LlamaEagle3 => &LLAMA_EAGLE3,
         }

@@ -62,7 +62,7 @@ pub(super) fn logit_softcap(
     fields: &JsonFields,
     architecture: ModelArchitecture,
 ) -> Result<Option<f32>, ModelConfigError> {
-    if !architecture.is_gemma3() {
+    if !architecture.is_gemma() {
         return Ok(None);
     }
     Ok(fields.positive_or_none(SOFTCAP)?.map(|cap| cap as f32))

@@ -95,6 +95,12 @@ fn windowed_layers(
             Some(listed) => return Ok(listed), // The pattern is read only if there is no list.
             None => gemma3_layers(fields, config.layers)?,
         },
+        WindowedLayerRule::ExceptEverySixthAndLast => {
+            let by_rule = || layers.map(|i| !(i + 1).is_multiple_of(6)).collect();
+            let mut windowed: Vec<bool> = listed.unwrap_or_else(by_rule);
+            windowed[config.layers - 1] = false;
+            return Ok(windowed);
+        }
         WindowedLayerRule::FromIndex => {
             let from = max_window_layers(fields)?;
             layers.map(|i| window.is_some() && i as f64 >= from).collect()

@@ -1,5 +1,6 @@
 //! RoPE settings of architectures that store them by layer type: for layers that attend to the whole context, and
-//! for layers with a sliding window (transformers `configuration_gemma3.py`, `configuration_olmo3.py`).
+//! for layers with a sliding window (transformers `configuration_gemma3.py`, `configuration_gemma4.py`,
+//! `configuration_olmo3.py`).
 
 use super::json_fields::JsonFields;
 use super::rope::{NEW_FORM, OLD_FORM};
@@ -45,6 +46,9 @@ impl RopeSource {
         if architecture.is_gemma3() {
             let (theta_field, default_theta) = (LOCAL_THETA, 10_000.0);
             return Ok(Self { new, old: None, theta_field, default_theta });
+        }
+        if architecture.is_gemma4() {
+            return Ok(Self { new, old: None, theta_field: "rope_theta", default_theta: 10_000.0 });
         }
         let (theta_field, default_theta) = ("rope_theta", architecture.traits().rope_theta_default);
         let theta = fields.positive_or_none(theta_field)?;

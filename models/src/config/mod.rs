@@ -17,6 +17,9 @@ mod gated_delta;
 mod gemma3;
 #[cfg(test)]
 mod gemma3_tests;
+mod gemma4;
+#[cfg(test)]
+mod gemma4_tests;
 mod generation;
 #[cfg(test)]
 mod gpt_oss_tests;
@@ -24,6 +27,7 @@ mod heads;
 mod json_fields;
 mod layer_attention;
 mod layer_rope;
+mod layer_shapes;
 mod mla;
 mod model_head;
 mod moe;
@@ -44,6 +48,7 @@ pub use error::ModelConfigError;
 pub use gated_delta::GatedDeltaConfig;
 pub use generation::GenerationConfig;
 pub use layer_attention::LayerAttentionConfig;
+pub use layer_shapes::{KvProjectionKind, LayerShapeConfig};
 pub use model_head::ModelHead;
 pub use multipliers::ActivationMultipliers;
 pub(crate) use quantization::MXFP4_GROUP;
@@ -97,6 +102,12 @@ pub struct ModelConfig {
     pub attention_temperature: Option<AttentionTemperatureConfig>,
     /// Layers with a sliding window; `None` = every layer attends to the whole context.
     pub layer_attention: Option<LayerAttentionConfig>,
+    /// Sizes of the layers that differ from the sizes in this configuration; `None` = all layers are alike.
+    pub layer_shapes: Option<LayerShapeConfig>,
+    /// Source of the keys and values of a layer.
+    pub kv_projection: KvProjectionKind,
+    /// Inputs of each layer that are computed from the token and its embedding; `None` = the model has none.
+    pub per_layer_input: Option<PerLayerInputConfig>,
     /// Constant factors of activations.
     pub multipliers: ActivationMultipliers,
     /// Logit softcap: logits are `cap · tanh(logit / cap)`; `None` = logits are not capped.
@@ -188,6 +199,19 @@ pub struct MoeConfig {
     pub activation: GateActivation,
     /// Whether the router and the projections of the experts have biases.
     pub has_biases: bool,
+    /// Whether layers with experts also have a dense MLP: the outputs of both are normalised and added. The router
+    /// has a norm of its own, and each expert a factor of its output (transformers `modeling_gemma4.py`).
+    pub has_dense_mlp: bool,
+}
+
+/// Sizes of the per-layer inputs (PLE): each layer receives channels that are computed from the token and its embedding
+/// (transformers `modeling_gemma4.py`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PerLayerInputConfig {
+    /// Number of channels that each layer receives.
+    pub channels: usize,
+    /// Number of rows of the embedding from which the channels of all layers are read.
+    pub vocab: usize,
 }
 
 /// Placement of the RMS norms of attention and of the feed-forward part in a decoder layer.
@@ -297,6 +321,18 @@ impl ModelConfig {
         self.traits().norm_placement
     }
 
+    /// Whether the values have an RMS norm per head, without weights.
+    #[must_use]
+    pub fn value_norm(&self) -> bool {
+        self.architecture.is_gemma4()
+    }
+
+    /// Whether the output of each layer is multiplied by a number in the checkpoint (`layer_scalar`).
+    #[must_use]
+    pub fn has_layer_scalar(&self) -> bool {
+        self.architecture.is_gemma4()
+    }
+
     /// Meaning of the stored weights of all RMS norms.
     #[must_use]
     pub fn norm_weights(&self) -> NormWeightKind {
@@ -380,10 +416,13 @@ impl ModelConfig {
     #[must_use]
     pub fn context_max(&self) -> usize {
         let extended = match self.rope.scaling {
-            // `max_position_embeddings` of Gemma 3 is already the extended length.
-            RopeScaling::Linear { .. } if self.architecture.is_gemma3() => 0.0,
-            // With llama3 and longrope scaling, `max_position_embeddings` is already the extended length.
-            RopeScaling::Default | RopeScaling::Llama3 { .. } | RopeScaling::LongRope { .. } => 0.0,
+            // `max_position_embeddings` of Gemma models is already the extended length.
+            RopeScaling::Linear { .. } if self.architecture.is_gemma() => 0.0,
+            // With these scalings, `max_position_embeddings` is already the extended length.
+            RopeScaling::Default
+            | RopeScaling::Llama3 { .. }
+            | RopeScaling::LongRope { .. }
+            | RopeScaling::Proportional { .. } => 0.0,
             RopeScaling::Linear { factor } => self.max_positions as f64 * factor,
             RopeScaling::Yarn { factor, original_positions, .. } => original_positions * factor,
         };

@@ -59,8 +59,9 @@ impl CheckpointKind {
                 return Some(Self { architecture, head: ModelHead::Language });
             }
             let family = match architecture {
-                // `Gemma3Model` and `Gemma3ForSequenceClassification` are multimodal.
+                // `Gemma3Model`, `Gemma3ForSequenceClassification` and `Gemma4Model` are multimodal.
                 ModelArchitecture::Gemma3 => "Gemma3Text",
+                ModelArchitecture::Gemma4 => "Gemma4Text",
                 _ => architecture.name().strip_suffix(LANGUAGE_SUFFIX)?,
             };
             match name.strip_prefix(family)? {

@@ -6,6 +6,8 @@ use super::{ModelArchitecture, ModelConfigError, MoeConfig};
 use ops::{ExpertGroups, GateActivation, GroupScoreFunction, RouterScoreFunction};
 
 const EXPERT_LIMIT: u64 = 1 << 14;
+/// Number of routed experts per token, in most architectures.
+const PER_TOKEN: &str = "num_experts_per_tok";
 /// Maximum number of experts, summed over all layers. It limits the weight table, which has three entries per
 /// expert.
 const ALL_EXPERTS_LIMIT: usize = 1 << 18;
@@ -26,6 +28,7 @@ pub(super) fn moe(
         }
         ModelArchitecture::Mixtral => mixtral(fields).map(Some),
         ModelArchitecture::GptOss => gpt_oss(fields).map(Some),
+        ModelArchitecture::Gemma4 | ModelArchitecture::Gemma4Multimodal => gemma4(fields),
         ModelArchitecture::DeepseekV2 | ModelArchitecture::DeepseekV3 => {
             deepseek(fields, architecture, layers).map(Some)
         }
@@ -45,7 +48,7 @@ fn qwen3(fields: &JsonFields, layers: usize) -> Result<MoeConfig, ModelConfigErr
     let experts = expert_count(fields, "num_experts", "num_local_experts")?;
     Ok(MoeConfig {
         experts,
-        top_k: experts_per_token(fields, experts)?,
+        top_k: experts_per_token(fields, PER_TOKEN, experts)?,
         intermediate: fields.size("moe_intermediate_size", WIDTH_LIMIT)?,
         shared_intermediate: 0,
         has_shared_gate: false,
@@ -58,6 +61,7 @@ fn qwen3(fields: &JsonFields, layers: usize) -> Result<MoeConfig, ModelConfigErr
         dense_layers: dense_layers(fields, layers)?,
         activation: GateActivation::Silu,
         has_biases: false,
+        has_dense_mlp: false,
     })
 }
 
@@ -108,7 +112,7 @@ fn mixtral(fields: &JsonFields) -> Result<MoeConfig, ModelConfigError> {
     let experts = expert_count(fields, "num_local_experts", "num_experts")?;
     Ok(MoeConfig {
         experts,
-        top_k: experts_per_token(fields, experts)?,
+        top_k: experts_per_token(fields, PER_TOKEN, experts)?,
         intermediate: fields.size("intermediate_size", WIDTH_LIMIT)?,
         shared_intermediate: 0,
         has_shared_gate: false,
@@ -121,6 +125,7 @@ fn mixtral(fields: &JsonFields) -> Result<MoeConfig, ModelConfigError> {
         dense_layers: Vec::new(),
         activation: GateActivation::Silu,
         has_biases: false,
+        has_dense_mlp: false,
     })
 }
 
@@ -129,11 +134,38 @@ fn mixtral(fields: &JsonFields) -> Result<MoeConfig, ModelConfigError> {
 /// weights.
 fn gpt_oss(fields: &JsonFields) -> Result<MoeConfig, ModelConfigError> {
     const OTHER: &str = "experts_per_token";
-    fields.reject_disagreement("num_experts_per_tok", fields, OTHER)?;
+    fields.reject_disagreement(PER_TOKEN, fields, OTHER)?;
     let alpha = fields.positive_or_none("swiglu_alpha")?.unwrap_or(1.702) as f32;
     let limit = fields.positive_or_none("swiglu_limit")?.unwrap_or(7.0) as f32;
     let activation = GateActivation::ClampedSilu { alpha, limit };
     Ok(MoeConfig { activation, has_biases: true, ..mixtral(fields)? })
+}
+
+/// Reads the MoE settings of Gemma 4, as transformers `modeling_gemma4.py` does: every layer has experts beside a dense
+/// MLP, or no layer has experts.
+fn gemma4(fields: &JsonFields) -> Result<Option<MoeConfig>, ModelConfigError> {
+    const TOP_K: &str = "top_k_experts";
+    if !fields.flag("enable_moe_block", false)? {
+        return Ok(None);
+    }
+    let experts = fields.size("num_experts", EXPERT_LIMIT)?;
+    Ok(Some(MoeConfig {
+        experts,
+        top_k: experts_per_token(fields, TOP_K, experts)?,
+        intermediate: fields.size("moe_intermediate_size", WIDTH_LIMIT)?,
+        shared_intermediate: 0,
+        has_shared_gate: false,
+        score: RouterScoreFunction::Softmax,
+        has_correction_bias: false,
+        expert_groups: None,
+        norm_topk_prob: true,
+        scale: 1.0,
+        sparse_step: 1,
+        dense_layers: Vec::new(),
+        activation: GateActivation::GeluTanh,
+        has_biases: false,
+        has_dense_mlp: true,
+    }))
 }
 
 /// Reads the number of routed experts of a layer from `field`, or from the alternative spelling `other`.
@@ -145,13 +177,16 @@ fn expert_count(fields: &JsonFields, field: &str, other: &str) -> Result<usize, 
     }
 }
 
-/// Reads the number of routed experts per token (`num_experts_per_tok`), and checks that it is at most
-/// `experts`.
-fn experts_per_token(fields: &JsonFields, experts: usize) -> Result<usize, ModelConfigError> {
-    let top_k = fields.size("num_experts_per_tok", EXPERT_LIMIT)?;
+/// Reads the number of routed experts per token from `field`, and checks that it is at most `experts`.
+fn experts_per_token(
+    fields: &JsonFields,
+    field: &str,
+    experts: usize,
+) -> Result<usize, ModelConfigError> {
+    let top_k = fields.size(field, EXPERT_LIMIT)?;
     if top_k > experts {
         let detail = format!("{top_k} of {experts} experts");
-        return Err(fields.contradiction("num_experts_per_tok", detail));
+        return Err(fields.contradiction(field, detail));
     }
     Ok(top_k)
 }
@@ -196,7 +231,7 @@ fn deepseek(
     };
     Ok(MoeConfig {
         experts,
-        top_k: experts_per_token(fields, selectable)?,
+        top_k: experts_per_token(fields, PER_TOKEN, selectable)?,
         intermediate,
         shared_intermediate: shared * intermediate,
         has_shared_gate: false,
@@ -209,6 +244,7 @@ fn deepseek(
         dense_layers: (0..dense.min(layers)).collect(),
         activation: GateActivation::Silu,
         has_biases: false,
+        has_dense_mlp: false,
     })
 }
 

@@ -6,8 +6,8 @@ use super::{ModelArchitecture, ModelConfigError};
 use half::{bf16, f16};
 use ops::DType;
 
-/// Constant factors by which a model multiplies activations (transformers `modeling_granite.py` and
-/// `modeling_gemma3.py`). Each is 1 for most architectures.
+/// Constant factors by which a model multiplies activations (transformers `modeling_granite.py`,
+/// `modeling_gemma3.py` and `modeling_gemma4.py`). Each is 1 for most architectures.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct ActivationMultipliers {
     /// Factor of token embeddings (`embedding_multiplier`).
@@ -39,15 +39,21 @@ impl ActivationMultipliers {
     /// Factor of token embeddings, for weights of the type `dtype`.
     #[must_use]
     pub fn embedding_in(&self, dtype: DType) -> f32 {
+        self.rounded_in(self.embedding, dtype)
+    }
+
+    /// Factor `factor` of other embeddings, for weights of the type `dtype`; it is rounded as that of token embeddings.
+    #[must_use]
+    pub fn rounded_in(&self, factor: f32, dtype: DType) -> f32 {
         match dtype {
-            DType::BF16 if self.rounds_embedding => bf16::from_f32(self.embedding).to_f32(),
-            DType::F16 if self.rounds_embedding => f16::from_f32(self.embedding).to_f32(),
-            _ => self.embedding,
+            DType::BF16 if self.rounds_embedding => bf16::from_f32(factor).to_f32(),
+            DType::F16 if self.rounds_embedding => f16::from_f32(factor).to_f32(),
+            _ => factor,
         }
     }
 
     /// Reads the multipliers; returns the default values for architectures without multipliers. The embedding
-    /// multiplier of Gemma 3 is the square root of the hidden size.
+    /// multiplier of Gemma 3 and Gemma 4 is the square root of the hidden size.
     pub(super) fn read(
         fields: &JsonFields,
         architecture: ModelArchitecture,
@@ -58,6 +64,14 @@ impl ActivationMultipliers {
                 embedding: (hidden as f64).sqrt() as f32,
                 rounds_embedding: true,
                 attention: Some(attention_multiplier(fields)?),
+                ..Self::default()
+            });
+        }
+        if architecture.is_gemma4() {
+            return Ok(Self {
+                embedding: (hidden as f64).sqrt() as f32,
+                rounds_embedding: true,
+                attention: Some(1.0),
                 ..Self::default()
             });
         }

@@ -6,6 +6,7 @@
 
 use super::architecture_rules::AttentionBiasRule;
 use super::gemma3::{self, logit_softcap};
+use super::gemma4::{self, per_layer_input};
 use super::heads::{HeadCounts, gqa_heads, mla_heads};
 use super::json_fields::JsonFields;
 use super::mla::mla;
@@ -15,7 +16,8 @@ use super::rope::{RopeConfig, RopeScaling};
 use super::text_part::text_fields;
 use super::{
     ActivationMultipliers, CheckpointDType, Eagle3Config, GatedDeltaConfig, GenerationConfig,
-    LayerAttentionConfig, ModelArchitecture, ModelConfig, ModelConfigError, QuantizationConfig,
+    KvProjectionKind, LayerAttentionConfig, LayerShapeConfig, ModelArchitecture, ModelConfig,
+    ModelConfigError, QuantizationConfig,
 };
 
 pub(super) const WIDTH_LIMIT: u64 = 1 << 20;
@@ -31,8 +33,10 @@ pub(super) fn config(
     let fields = &text_fields(fields, architecture)?;
     let fields = &RopeConfig::with_defaults(fields, architecture)?;
     let fields = &gemma3::with_defaults(fields, architecture);
+    let fields = &gemma4::with_defaults(fields, architecture);
     reject_unsupported(fields, architecture)?;
     gemma3::reject_unsupported(fields, architecture)?;
+    gemma4::reject_unsupported(fields, architecture)?;
     reject_hybrid_layers(fields, architecture)?;
     let layers = fields.size("num_hidden_layers", LAYER_LIMIT)?;
     let hidden = fields.size("hidden_size", WIDTH_LIMIT)?;
@@ -60,6 +64,9 @@ pub(super) fn config(
         attention_temperature: RopeConfig::temperature(fields, architecture)?,
         nope_layers: nope_layers(fields, architecture, layers)?,
         layer_attention: None,
+        layer_shapes: None,
+        kv_projection: KvProjectionKind::Separate,
+        per_layer_input: per_layer_input(fields, architecture)?,
         multipliers: ActivationMultipliers::read(fields, architecture, hidden)?,
         logit_softcap: logit_softcap(fields, architecture)?,
         max_positions,
@@ -84,6 +91,7 @@ pub(super) fn config(
         generation,
     };
     config.layer_attention = LayerAttentionConfig::read(fields, &config)?;
+    config.layer_shapes = LayerShapeConfig::read(fields, &config)?;
     check_rotary(fields, &config)?;
     match config.context_max() {
         longest if longest as u64 > POSITION_LIMIT => {
@@ -119,7 +127,7 @@ fn reject_unsupported(
     fields: &JsonFields,
     architecture: ModelArchitecture,
 ) -> Result<(), ModelConfigError> {
-    let is_silu = |act: &str| act == "silu" || architecture.is_gemma3();
+    let is_silu = |act: &str| act == "silu" || architecture.is_gemma();
     if fields.text("hidden_act")?.is_some_and(|act| !is_silu(act)) {
         return Err(fields.unsupported("hidden_act", "only silu is"));
     }

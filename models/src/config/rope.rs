@@ -79,6 +79,14 @@ pub enum RopeScaling {
         /// Factor by which cosines and sines are multiplied.
         attention_factor: f64,
     },
+    /// Proportional RoPE (transformers `modeling_rope_utils.py`): the first pairs of channels have the frequencies of full
+    /// rotation, divided by `factor`; the other pairs are not rotated. Pairs are half a head apart.
+    Proportional {
+        /// Divisor of every rotation frequency.
+        factor: f64,
+        /// Fraction of the pairs that are rotated (`partial_rotary_factor`).
+        rotated: f64,
+    },
 }
 
 /// Name of the object that contains the RoPE settings in the new form.
@@ -182,6 +190,10 @@ impl RopeConfig {
             map.reject_disagreement(parameter, fields, parameter)?;
         }
         let theta = map.positive_or_none("rope_theta")?.or(theta).unwrap_or(default_theta);
+        if architecture.is_gemma4() && map.text("rope_type")? == Some("proportional") {
+            let scaling = RopeScaling::proportional(&map)?;
+            return Ok(Self { theta, scaling, partial_rotary_factor: 1.0 });
+        }
         let partial = partial_rotary(&map, architecture)?.or(partial);
         let original = match architecture {
             // transformers reads the original context length of Phi-3 only from the top level of
@@ -293,6 +305,15 @@ impl RopeScaling {
             original_positions,
             attention_factor: map.positive_or_none("attention_factor")?.unwrap_or(inferred),
         })
+    }
+
+    fn proportional(map: &JsonFields) -> Result<Self, ModelConfigError> {
+        const FIELD: &str = "partial_rotary_factor";
+        let rotated = map.positive_or_none(FIELD)?.unwrap_or(1.0);
+        if rotated > 1.0 {
+            return Err(map.unsupported(FIELD, "it is at most 1.0"));
+        }
+        Ok(Self::Proportional { factor: map.positive_or_none("factor")?.unwrap_or(1.0), rotated })
     }
 
     fn llama3(map: &JsonFields, original_positions: f64) -> Result<Self, ModelConfigError> {

@@ -27,6 +27,12 @@ const TEXT_ONLY: &[&str] = &[
     "attn_logit_softcapping",
     "final_logit_softcapping",
     "use_bidirectional_attention",
+    "attention_k_eq_v",
+    "num_kv_shared_layers",
+    "use_double_wide_mlp",
+    "enable_moe_block",
+    "hidden_size_per_layer_input",
+    "per_layer_config",
 ];
 /// Spellings of the data type. A value in the outermost object takes precedence over `text_config`.
 const DTYPES: &[&str] = &["dtype", "torch_dtype"];

@@ -3,7 +3,8 @@
 use std::sync::Arc;
 
 use super::{
-    LmHead, MtpModule, ResidualStream, RmsNormLayer, RotaryEmbedding, VocabParallelEmbedding,
+    LmHead, MtpModule, PerLayerInputs, ResidualStream, RmsNormLayer, RotaryEmbedding,
+    VocabParallelEmbedding,
 };
 use crate::config::ModelHead;
 use crate::weight_table::SCORE;
@@ -22,6 +23,8 @@ pub(crate) struct DecoderModel<L> {
     /// Factor of the embeddings at the start of the residual stream: embedding multiplier / residual
     /// multiplier.
     embedding_scale: f32,
+    /// Per-layer inputs; `None` if the model has none.
+    layer_inputs: Option<PerLayerInputs>,
     /// Residual multiplier. The stored residual stream times this factor is the hidden state.
     residual_scale: f32,
 }
@@ -78,7 +81,9 @@ impl<L: DecoderLayer + Send + 'static> DecoderModel<L> {
         let score = has_score.then(|| w.host_matrix(SCORE)).transpose()?;
         let residual_scale = config.multipliers.residual;
         let embedding_scale = config.multipliers.embedding_in(w.ops().dtype()) / residual_scale;
-        let model = Self { embed, layers, norm, lm_head, embedding_scale, residual_scale };
+        let layer_inputs = PerLayerInputs::load(config, w)?;
+        let model =
+            Self { embed, layers, norm, lm_head, embedding_scale, layer_inputs, residual_scale };
         Ok(LoadedModel { model: Box::new(model), score, mtp: mtp.map(|mtp| Box::new(mtp) as _) })
     }
 }
@@ -87,7 +92,10 @@ impl<L: DecoderLayer + Send> Model for DecoderModel<L> {
     fn forward(&self, f: &ForwardContext<'_>, ids: &Tensor) -> Result<Tensor, ForwardError> {
         let mut x = self.embed.forward(f, ids)?; // [tokens, hidden size]
         f.ops.scale(&mut x, self.embedding_scale)?;
-        let mut x = ResidualStream::with_scale(x, self.residual_scale);
+        let layer_inputs = self.layer_inputs.as_ref();
+        let layer_inputs = layer_inputs.map(|inputs| inputs.forward(f, ids, &x)).transpose()?;
+        let x = ResidualStream::with_scale(x, self.residual_scale);
+        let mut x = x.with_layer_inputs(layer_inputs);
         for (i, layer) in self.layers.iter().enumerate() {
             x.collect_aux_state(f, i)?;
             let last = i + 1 == self.layers.len();

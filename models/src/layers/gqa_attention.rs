@@ -4,13 +4,16 @@ use super::{
     ColumnParallelLinear, FullQkNorm, LayerKvScales, ResidualStream, RmsNormLayer, RotaryEmbedding,
     RowParallelLinear, SublayerNormRefs,
 };
+use crate::config::KvProjectionKind;
 use crate::{ForwardContext, ForwardError, KvLayerIndex, ModelConfig, ModelLoadError, Weights};
 use ops::{AttentionKeyRange, AttentionLayerParams, QkNormRopeParams, Tensor};
 
 /// Attention of a decoder layer: `x += o_proj(softmax(rope(q) · rope(k)ᵀ · scale) · v)`, where `q`, `k` and
 /// `v` are projections of `norm(x)`, and `scale` is `ModelConfig::softmax_scale`. If the model has a QK norm,
 /// it is applied to `q` and `k` before RoPE. If the model has an attention temperature, `q` is multiplied by
-/// the factor of its position. If the model has output gates, the attention output is multiplied by their sigmoid.
+/// the factor of its position. If the model has output gates, the attention output is multiplied by their sigmoid. If
+/// the model has a value norm, it is applied to `v`. A layer without keys and values of its own reads those of an earlier
+/// layer.
 #[derive(Debug)]
 pub(crate) struct GqaAttention {
     qkv_proj: ColumnParallelLinear,
@@ -23,6 +26,9 @@ pub(crate) struct GqaAttention {
 #[derive(Debug)]
 pub(crate) struct GqaAttentionCore {
     norm: Option<QkNorm>,
+    value_norm: Option<ValueNorm>,
+    /// Whether the layer computes keys and values, instead of reading those of an earlier layer.
+    has_keys: bool,
     rope: RotaryEmbedding,
     shape: AttentionLayerParams<'static>,
     /// Attention sinks of this rank's query heads, f32 `[heads]`.
@@ -39,7 +45,18 @@ pub(crate) struct GqaAttentionCore {
 #[derive(Debug)]
 struct QkNorm {
     q: Tensor, // [head_dim]
-    k: Tensor, // [head_dim]
+    /// `None` if the layer has no keys of its own.
+    k: Option<Tensor>, // [head_dim]
+    eps: f32,
+}
+
+/// RMS norm without weights of each value head.
+#[derive(Debug)]
+struct ValueNorm {
+    /// First value channel of the QKV projection.
+    first: usize,
+    /// Number of value heads of this rank, and channels per head.
+    heads: [usize; 2],
     eps: f32,
 }
 
@@ -49,7 +66,9 @@ impl QkNorm {
         if !config.qk_norm() {
             return Ok(None);
         }
-        let [q, k] = [w.norm_vector("q_norm.weight")?, w.norm_vector("k_norm.weight")?];
+        let q = w.norm_vector("q_norm.weight")?;
+        let has_keys = config.kv_projection != KvProjectionKind::Absent;
+        let k = has_keys.then(|| w.norm_vector("k_norm.weight")).transpose()?;
         Ok(Some(Self { q, k, eps: config.rms_eps }))
     }
 }
@@ -62,6 +81,7 @@ impl GqaAttention {
         rope: &RotaryEmbedding,
         layer: usize,
     ) -> Result<Self, ModelLoadError> {
+        let config = &*config.at_layer(layer);
         let qkv_proj = ColumnParallelLinear::load_qkv(w, config)?;
         let full_norm = FullQkNorm::load(config, w)?;
         let heads = GqaAttentionCore::load(config, w, rope, layer)?;
@@ -78,9 +98,9 @@ impl GqaAttention {
         logits_indices: Option<&Tensor>,
     ) -> Result<(), ForwardError> {
         let norms = norms.into();
-        let qkv = self.project(f, x, norms.input)?; // [tokens, q + k + v channels]
-        let (heads, weights) = (&self.heads, self.heads.weights());
-        let mut o = f.ops.rope_attention(&qkv, &weights, &heads.shape(), f.kv, f.batch)?; // [tokens, q chans]
+        let mut qkv = self.project(f, x, norms.input)?; // [tokens, q + k + v channels]
+        let heads = &self.heads;
+        let mut o = heads.attention(f, &mut qkv)?; // [tokens, query channels]
         if heads.has_output_gate {
             f.ops.sigmoid_gating(&mut o, &qkv)?;
         }
@@ -131,15 +151,27 @@ impl GqaAttentionCore {
     ) -> Result<Self, ModelLoadError> {
         let heads = w.ranks().query_heads(config);
         let heads = heads.map_err(|e| w.split("q_proj", e))?.len();
-        let kv_scales = LayerKvScales::load(config, w)?;
+        let kv_heads = w.ranks().kv_heads(config).map_err(|e| w.split("k_proj", e))?.len();
+        // Keys and values have the scales of the layer that stores them.
+        let source = config.kv_source(layer);
+        let of_source = (source != layer).then(|| w.at_layer(source).at("self_attn"));
+        let kv_scales = LayerKvScales::load(config, of_source.as_ref().unwrap_or(w))?;
         let factors = kv_scales.output_factors();
         let o_proj = RowParallelLinear::load_scaled(w, "o_proj", config.out_bias, factors)?;
         // A window that is not shorter than any context has no effect.
         let window = config.window_at(layer).filter(|window| *window < w.positions());
         let scale = config.softmax_scale() * kv_scales.softmax_factor();
         let KvLayerIndex { group, layer: pool_layer } = w.kv_layer(layer);
+        let has_keys = config.kv_projection != KvProjectionKind::Absent;
+        let value_norm = ValueNorm {
+            first: (heads + kv_heads) * config.head_dim,
+            heads: [kv_heads, config.head_dim],
+            eps: config.rms_eps,
+        };
         Ok(Self {
             norm: QkNorm::load(config, w)?,
+            value_norm: (config.value_norm() && has_keys).then_some(value_norm),
+            has_keys,
             rope: rope.at_layer(layer),
             shape: AttentionLayerParams {
                 heads,
@@ -155,6 +187,19 @@ impl GqaAttentionCore {
             kv_scales,
             o_proj,
         })
+    }
+
+    /// Computes the attention of `qkv [tokens, query, key and value channels]`; returns `[tokens, query channels]`.
+    fn attention(&self, f: &ForwardContext<'_>, qkv: &mut Tensor) -> Result<Tensor, ForwardError> {
+        let (ops, weights, shape) = (f.ops, self.weights(), self.shape());
+        if !self.has_keys {
+            let q = ops.q_norm_rope(qkv, &weights, &shape, f.kv, f.batch)?;
+            return Ok(ops.paged_attention(&q, &shape, f.kv, f.batch)?);
+        }
+        if let Some(ValueNorm { first, heads, eps }) = &self.value_norm {
+            ops.value_head_norm(qkv, *first, *heads, *eps)?;
+        }
+        Ok(ops.rope_attention(qkv, &weights, &shape, f.kv, f.batch)?)
     }
 
     /// Computes the attention of an EAGLE-3 draft model. A draft model has no KV at position 0, so attention
@@ -190,7 +235,7 @@ impl GqaAttentionCore {
         let norm = self.norm.as_ref();
         QkNormRopeParams {
             q_norm: norm.map(|n| &n.q),
-            k_norm: norm.map(|n| &n.k),
+            k_norm: norm.map(|n| n.k.as_ref().unwrap_or(&n.q)),
             eps: norm.map_or(0.0, |n| n.eps),
             rope: &self.rope.table,
             kv_scales: self.kv_scales.scaling(),

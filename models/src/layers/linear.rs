@@ -24,13 +24,13 @@ impl ColumnParallelLinear {
         Ok(Self(w.linear(names, bias)?))
     }
 
-    /// Loads the query, key and value projections of GQA with their rows stacked. If the model has output gates, their
-    /// projections follow.
+    /// Loads the query, key and value projections of GQA with their rows stacked, for a layer with the sizes of
+    /// `config`. If the model has output gates, their projections follow.
     pub(crate) fn load_qkv(w: &Weights<'_>, config: &ModelConfig) -> Result<Self, ModelLoadError> {
         if config.has_output_gate() {
             return Ok(Self(w.gated_qkv_linear(config.head_dim)?));
         }
-        Ok(Self(w.qkv_linear(config.qkv_bias, config.rotary_rows())?))
+        Ok(Self(w.qkv_linear(config)?))
     }
 
     /// Computes `norm(x) Wᵀ + b`, or `x Wᵀ + b` without a norm: from the residual stream `[tokens, inputs]` to
@@ -85,6 +85,18 @@ impl RowParallelLinear {
         norm: Option<&RmsNormLayer>,
     ) -> Result<(), ForwardError> {
         x.add_linear(f, h, &self.0, norm)
+    }
+
+    /// Computes `W h + b`, `[tokens, outputs]`, summed over the ranks, where `h` is this rank's output of
+    /// `forward_gated`.
+    pub(crate) fn gated_output(
+        &self,
+        f: &ForwardContext<'_>,
+        h: &DownProjectionInput,
+    ) -> Result<Tensor, ForwardError> {
+        let mut y = f.ops.gated_linear(h, &self.0)?;
+        f.tp.all_reduce(f.ops.stream(), y.mat_mut()?)?;
+        Ok(y)
     }
 
     /// Computes `x += norm(W h + b)`, or `x += W h + b` without a norm, where `h` is this rank's output of

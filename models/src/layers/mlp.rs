@@ -1,8 +1,10 @@
 //! Dense gated MLP, used by all supported model families.
 
-use super::{ColumnParallelLinear, ResidualStream, RowParallelLinear, SublayerNormRefs};
+use super::{
+    ColumnParallelLinear, ResidualStream, RmsNormLayer, RowParallelLinear, SublayerNormRefs,
+};
 use crate::{ForwardContext, ForwardError, ModelLoadError, Weights};
-use ops::GateActivation;
+use ops::{DownProjectionInput, GateActivation, Tensor};
 
 /// Dense MLP of a decoder layer: `x += down_proj(activation(gate_proj h, up_proj h))` with `h =
 /// norm(x)`.
@@ -31,9 +33,30 @@ impl GatedMlp {
         norms: impl Into<SublayerNormRefs<'a>>,
     ) -> Result<(), ForwardError> {
         let norms = norms.into();
-        // [tokens, intermediate size], or [tokens, 2 · intermediate size] for `DownProjectionInput::GateUp`.
+        let h = self.activated(f, x, norms.input)?;
+        self.down_proj.add_gated_to(f, x, &h, norms.output) // [tokens, hidden size]; all-reduced over f.tp
+    }
+
+    /// Returns the output of the MLP, `[tokens, hidden size]`, summed over the ranks of `f.tp`, without adding it to the
+    /// residual stream.
+    pub(crate) fn output(
+        &self,
+        f: &ForwardContext<'_>,
+        x: &mut ResidualStream,
+        norm: Option<&RmsNormLayer>,
+    ) -> Result<Tensor, ForwardError> {
+        let h = self.activated(f, x, norm)?;
+        self.down_proj.gated_output(f, &h)
+    }
+
+    /// Returns the input of the down projection.
+    fn activated(
+        &self,
+        f: &ForwardContext<'_>,
+        x: &mut ResidualStream,
+        norm: Option<&RmsNormLayer>,
+    ) -> Result<DownProjectionInput, ForwardError> {
         let Self { gate_up_proj, down_proj, activation } = self;
-        let h = gate_up_proj.forward_gated(f, x, norms.input, down_proj, *activation)?;
-        down_proj.add_gated_to(f, x, &h, norms.output) // [tokens, hidden size]; all-reduced over f.tp
+        gate_up_proj.forward_gated(f, x, norm, down_proj, *activation)
     }
 }

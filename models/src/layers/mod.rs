@@ -18,6 +18,8 @@ mod mlp;
 mod moe;
 mod mtp;
 mod norm;
+mod parallel_experts;
+mod per_layer_input;
 mod residual;
 mod rope;
 
@@ -34,5 +36,7 @@ pub(crate) use mlp::GatedMlp;
 pub(crate) use moe::MoeMlp;
 pub(crate) use mtp::MtpModule;
 pub(crate) use norm::{RmsNormLayer, SublayerNormRefs, SublayerNorms};
+pub(crate) use parallel_experts::ParallelExperts;
+pub(crate) use per_layer_input::{LayerInputMlp, PerLayerInputs};
 pub(crate) use residual::ResidualStream;
 pub(crate) use rope::RotaryEmbedding;

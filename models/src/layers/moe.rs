@@ -33,12 +33,23 @@ pub(crate) struct MoeMlp {
 }
 
 impl MoeMlp {
+    /// Loads the router and the experts of layer `layer`.
     pub(crate) fn load(
         config: &MoeConfig,
         w: &Weights<'_>,
         layer: usize,
     ) -> Result<Self, ModelLoadError> {
-        let experts = w.experts(layer, config)?;
+        Self::load_scaled(config, w, layer, None)
+    }
+
+    /// Loads the router and the experts of layer `layer`; the output of each expert is multiplied by its factor.
+    pub(crate) fn load_scaled(
+        config: &MoeConfig,
+        w: &Weights<'_>,
+        layer: usize,
+        factors: Option<&[f32]>,
+    ) -> Result<Self, ModelLoadError> {
+        let experts = w.experts(layer, config, factors)?;
         Ok(Self {
             router: w.linear(&["gate"], config.has_biases)?,
             shared: load_shared(config, w, &experts)?,
@@ -60,14 +71,26 @@ impl MoeMlp {
         logits_indices: Option<&Tensor>,
     ) -> Result<(), ForwardError> {
         let h = x.normed(f, norm)?; // [tokens, hidden size]
+        let y = self.output(f, &h, &h, logits_indices)?;
+        x.add_partial(f, y)
+    }
+
+    /// Returns the output of the experts for `h [tokens, hidden size]`, of which an all-reduce over `f.tp` is the sum.
+    /// `router_input` is the input of the router, with the shape of `h`.
+    pub(crate) fn output(
+        &self,
+        f: &ForwardContext<'_>,
+        h: &Tensor,
+        router_input: &Tensor,
+        logits_indices: Option<&Tensor>,
+    ) -> Result<Tensor, ForwardError> {
         let exchanges = f.dp.size() > 1;
         let routed = |fused_shared| {
-            let logits = f.ops.linear_f32(&h, &self.router)?; // [tokens, experts]
+            let logits = f.ops.linear_f32(router_input, &self.router)?; // [tokens, experts]
             self.probe_routes(f, &logits)?;
-            self.routed_experts(f, &h, &logits, fused_shared, logits_indices)
+            self.routed_experts(f, h, &logits, fused_shared, logits_indices)
         };
-        let y = f.ops.with_shared_experts(&h, &self.experts, &self.shared, exchanges, routed)?;
-        x.add_partial(f, y)
+        f.ops.with_shared_experts(h, &self.experts, &self.shared, exchanges, routed)
     }
 
     /// Passes the routed experts of each token to the probe (observer of intermediate results), if there is a

@@ -1,7 +1,7 @@
 //! RMS norm with a learned weight per channel.
 
 use crate::config::NormPlacement;
-use crate::{ModelConfig, ModelLoadError, Weights};
+use crate::{ForwardContext, ForwardError, ModelConfig, ModelLoadError, Weights};
 use ops::{RmsNormParams, Tensor};
 
 /// RMS norm: `weight · cast(x / sqrt(mean(x²) + eps))`. The normalised value is computed in f32 and cast to
@@ -18,6 +18,16 @@ impl RmsNormLayer {
         Ok(Self { weight: w.norm_vector("weight")?, eps })
     }
 
+    /// Creates a norm with the weight `weight`, f32 `[channels]`.
+    pub(crate) fn with_weight(weight: Tensor, eps: f32) -> Self {
+        Self { weight, eps }
+    }
+
+    /// Computes the norm of each row of `x [rows, channels]`.
+    pub(crate) fn of(&self, f: &ForwardContext<'_>, x: &Tensor) -> Result<Tensor, ForwardError> {
+        Ok(f.ops.rms_norm(x, &self.weight, self.eps)?)
+    }
+
     pub(crate) fn as_op(&self) -> RmsNormParams<'_> {
         RmsNormParams { weight: &self.weight, eps: self.eps }
     }
@@ -27,9 +37,9 @@ impl RmsNormLayer {
 #[derive(Debug)]
 pub(crate) struct SublayerNorms {
     /// Norm of the residual stream before the first projection.
-    input: Option<RmsNormLayer>,
+    pub(crate) input: Option<RmsNormLayer>,
     /// Norm of the output of attention or of the MLP before the output is added to the residual stream.
-    output: Option<RmsNormLayer>,
+    pub(crate) output: Option<RmsNormLayer>,
 }
 
 /// Borrowed [`SublayerNorms`].

@@ -15,6 +15,8 @@ pub(crate) struct ResidualStream {
     /// Factor by which the stream is multiplied to obtain the hidden states that are passed to the probe
     /// (observer of intermediate results) and to the collector of auxiliary hidden states.
     scale: f32,
+    /// Inputs of all layers, `[tokens, layers · channels]`; `None` if the model has none.
+    layer_inputs: Option<Tensor>,
 }
 
 /// Output of attention or of an MLP that has not been added to the residual stream yet.
@@ -33,7 +35,17 @@ impl ResidualStream {
 
     /// Creates a stream whose hidden states are `scale · x`.
     pub(crate) fn with_scale(x: Tensor, scale: f32) -> Self {
-        Self { x, pending: None, scale }
+        Self { x, pending: None, scale, layer_inputs: None }
+    }
+
+    /// Adds the inputs of all layers, `[tokens, layers · channels]`.
+    pub(crate) fn with_layer_inputs(self, layer_inputs: Option<Tensor>) -> Self {
+        Self { layer_inputs, ..self }
+    }
+
+    /// Inputs of all layers for the tokens of the stream, `[tokens, layers · channels]`.
+    pub(crate) fn layer_inputs(&self) -> Option<&Tensor> {
+        self.layer_inputs.as_ref()
     }
 
     /// Adds the pending delta (output of attention or of an MLP) to the stream and returns `norm(x)`, where
@@ -64,7 +76,7 @@ impl ResidualStream {
 
     /// Adds the pending delta (output of attention or of an MLP), which must already be all-reduced, to the
     /// stream and returns the sum.
-    fn summed(&mut self, f: &ForwardContext<'_>) -> Result<&Tensor, ForwardError> {
+    pub(crate) fn summed(&mut self, f: &ForwardContext<'_>) -> Result<&Tensor, ForwardError> {
         if let Some(PendingDelta { delta, .. }) = self.pending.take() {
             self.x = f.ops.add(&self.x, &delta)?;
         }
@@ -184,9 +196,36 @@ impl ResidualStream {
         norm: &RmsNormLayer,
     ) -> Result<(), ForwardError> {
         f.tp.all_reduce(f.ops.stream(), delta.mat_mut()?)?;
-        let delta = f.ops.rms_norm(&delta, &norm.weight, norm.eps)?;
+        self.add_norm_of(f, &delta, norm)
+    }
+
+    /// Computes `x += delta` for a `delta` that is equal on all ranks. The addition is postponed until the next use of the
+    /// stream.
+    pub(crate) fn add_summed(&mut self, delta: Tensor) {
+        debug_assert!(self.pending.is_none(), "a delta is pending");
         self.pending = Some(PendingDelta { delta, partial: false });
+    }
+
+    /// Computes `x += norm(delta)` for a `delta` that is equal on all ranks. The addition is postponed until the next
+    /// use of the stream.
+    pub(crate) fn add_norm_of(
+        &mut self,
+        f: &ForwardContext<'_>,
+        delta: &Tensor,
+        norm: &RmsNormLayer,
+    ) -> Result<(), ForwardError> {
+        self.add_summed(norm.of(f, delta)?);
         Ok(())
+    }
+
+    /// Adds the pending delta, which must already be all-reduced, to the stream, and multiplies the sum by `factor`.
+    pub(crate) fn scale_by(
+        &mut self,
+        f: &ForwardContext<'_>,
+        factor: f32,
+    ) -> Result<(), ForwardError> {
+        self.summed(f)?;
+        Ok(f.ops.scale(&mut self.x, factor)?)
     }
 
     /// Removes all rows of the residual stream except those whose indices are in `rows`, i32 `[rows]`.
@@ -197,6 +236,9 @@ impl ResidualStream {
     ) -> Result<(), ForwardError> {
         debug_assert!(self.pending.is_none(), "the pending delta has all rows");
         self.x = f.ops.gather_rows(&self.x, rows)?;
+        if let Some(inputs) = &self.layer_inputs {
+            self.layer_inputs = Some(f.ops.gather_rows(inputs, rows)?);
+        }
         Ok(())
     }
 

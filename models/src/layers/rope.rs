@@ -32,7 +32,8 @@ struct LayerRopeTable {
 impl RotaryEmbedding {
     /// Creates the tables for all positions up to the longest context that requests can use.
     pub(crate) fn load(config: &ModelConfig, w: &Weights<'_>) -> Result<Self, ModelLoadError> {
-        let half = config.rotary() / 2;
+        let full = config.at_full_layers();
+        let half = full.rotary() / 2;
         let mut others = Vec::new();
         if !config.nope_layers.is_empty() {
             let count = w.positions() * half;
@@ -43,10 +44,10 @@ impl RotaryEmbedding {
             && let Some(rope) = &attention.rope
         {
             let layers = (0..config.layers).filter(|&i| attention.is_windowed(i)).collect();
-            let table = table(rope, config.rotated_channels(), half, w)?;
+            let table = table(rope, config.rotated_channels(), config.rotary() / 2, w)?;
             others.push(LayerRopeTable { table, layers });
         }
-        let table = table(&config.rope, config.rotated_channels(), half, w)?;
+        let table = table(&config.rope, full.rotated_channels(), half, w)?;
         Ok(Self { table, others: others.into(), temperature: temperature(config, w)? })
     }
 
@@ -124,6 +125,11 @@ fn frequencies(rope: &RopeConfig, rotary: usize, positions: usize) -> Vec<f32> {
         }
         RopeScaling::Default => plain.collect(),
         RopeScaling::Linear { factor } => plain.map(|f| f / *factor as f32).collect(),
+        RopeScaling::Proportional { factor, rotated } => {
+            let pairs = (rotated * rotary as f64 / 2.0).floor() as usize;
+            let scaled = |(i, f): (usize, f32)| if i < pairs { f / *factor as f32 } else { 0.0 };
+            plain.enumerate().map(scaled).collect()
+        }
         RopeScaling::Llama3 { factor, low_freq_factor, high_freq_factor, original_positions } => {
             let (low, high) = (*low_freq_factor as f32, *high_freq_factor as f32);
             let (factor, original) = (*factor as f32, *original_positions as f32);
@@ -190,6 +196,13 @@ mod tests {
         // wavelengths above 128 are long.
         assert_eq!((llama[0], llama[2], llama[3]), (plain[0], plain[2] / 8.0, plain[3] / 8.0));
         assert!(plain[1] / 8.0 < llama[1] && llama[1] < plain[1]);
+    }
+
+    #[test]
+    fn proportional_rope_rotates_the_first_pairs() {
+        let plain = rope(RopeScaling::Default);
+        let found = rope(RopeScaling::Proportional { factor: 2.0, rotated: 0.5 });
+        assert_eq!(found, [plain[0] / 2.0, plain[1] / 2.0, 0.0, 0.0]);
     }
 
     #[test]

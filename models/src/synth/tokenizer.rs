@@ -89,6 +89,17 @@ const GEMMA_TEMPLATE: &str = "{{ bos_token }}{% for message in messages %}\
 {{ '<start_of_turn>' + role + '\n' + message['content'] + '<end_of_turn>\n' }}{% endfor %}\
 {% if add_generation_prompt %}{{ '<start_of_turn>model\n' }}{% endif %}";
 
+const GEMMA4: SynthTokenizerSpec = SynthTokenizerSpec {
+    special: &["<bos>", "<eos>", "<|turn>", "<turn|>"],
+    template: GEMMA4_TEMPLATE,
+    bos: Some("<bos>"),
+    eos: &["<turn|>", "<eos>"],
+};
+const GEMMA4_TEMPLATE: &str = "{{ bos_token }}{% for message in messages %}\
+{% set role = 'model' if message['role'] == 'assistant' else message['role'] %}\
+{{ '<|turn>' + role + '\n' + message['content'] + '<turn|>\n' }}{% endfor %}\
+{% if add_generation_prompt %}{{ '<|turn>model\n' }}{% endif %}";
+
 const GLM: SynthTokenizerSpec = SynthTokenizerSpec {
     special: &["<|endoftext|>", "[gMASK]", "<sop>", "<|system|>", "<|user|>", "<|assistant|>"],
     template: GLM_TEMPLATE,
@@ -130,6 +141,7 @@ impl SynthTokenizerSpec {
             SynthTokenizerKind::Mistral => &MISTRAL,
             SynthTokenizerKind::Phi => &PHI,
             SynthTokenizerKind::Gemma => &GEMMA,
+            SynthTokenizerKind::Gemma4 => &GEMMA4,
             SynthTokenizerKind::Glm => &GLM,
             SynthTokenizerKind::Harmony => &HARMONY,
             SynthTokenizerKind::Deepseek => &DEEPSEEK,

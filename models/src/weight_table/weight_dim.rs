@@ -29,6 +29,12 @@ pub(super) enum WeightDim {
     Head,
     /// Number of query heads.
     QueryHeads,
+    /// Channels of the per-layer input of one layer.
+    PerLayerInput,
+    /// Channels of the per-layer inputs of all layers.
+    PerLayerInputs,
+    /// Number of rows of the embedding of the per-layer inputs.
+    PerLayerVocab,
     Intermediate,
     Experts,
     ExpertIntermediate,
@@ -63,6 +69,7 @@ impl WeightDim {
     /// Size of the dimension in a model with this configuration; 0 if the model does not have the dimension.
     pub(super) fn of(self, config: &ModelConfig) -> usize {
         let (moe, mla, eagle) = (config.moe.as_ref(), config.mla, config.eagle);
+        let per_layer = config.per_layer_input;
         let delta =
             |size: fn(&GatedDeltaConfig) -> usize| config.gated_delta.as_ref().map_or(0, size);
         match self {
@@ -78,6 +85,9 @@ impl WeightDim {
             Self::KeyValue => config.kv_heads * config.head_dim,
             Self::Head => config.head_dim,
             Self::QueryHeads => config.heads,
+            Self::PerLayerInput => per_layer.map_or(0, |p| p.channels),
+            Self::PerLayerInputs => config.layers * per_layer.map_or(0, |p| p.channels),
+            Self::PerLayerVocab => per_layer.map_or(0, |p| p.vocab),
             Self::Intermediate => config.intermediate,
             Self::Experts => moe.map_or(0, |m| m.experts),
             Self::ExpertIntermediate => moe.map_or(0, |m| m.intermediate),

@@ -19,15 +19,24 @@ const PROJECTIONS: [&str; 3] = ["gate_proj", "up_proj", "down_proj"];
 impl Weights<'_> {
     /// Loads this rank's routed experts of layer `layer`: `experts.{e}.gate_proj` and `up_proj` stacked, and
     /// `experts.{e}.down_proj`. Also loads the shared experts if they are stored and distributed like the routed
-    /// experts.
-    pub fn experts(&self, layer: usize, moe: &MoeConfig) -> Result<PackedExperts, ModelLoadError> {
+    /// experts. The output of each routed expert is multiplied by its entry of `factors`; `None` = all are 1.
+    pub fn experts(
+        &self,
+        layer: usize,
+        moe: &MoeConfig,
+        factors: Option<&[f32]>,
+    ) -> Result<PackedExperts, ModelLoadError> {
         let WeightStore { ranks, placement, .. } = &*self.store;
         let split_error = |error| self.split("experts.*", error);
         let own = local_experts(ranks, *placement, layer, moe.experts).map_err(split_error)?;
         let is_uniform = self.has_uniform_experts(moe);
         self.skip_remote_experts(&own, moe);
-        let taken = own.experts.iter().map(|e| self.take_projections(&format!("experts.{e}")));
-        let parts = taken.collect::<Result<Vec<_>, _>>()?;
+        let take = |&e: &usize| -> Result<_, ModelLoadError> {
+            let [gate, up, down] = self.take_projections(&format!("experts.{e}"))?;
+            let factor = factors.and_then(|factors| factors.get(e)).copied().unwrap_or(1.0);
+            Ok([gate, up, down.with_outputs_scaled(factor)])
+        };
+        let parts = own.experts.iter().map(take).collect::<Result<Vec<_>, _>>()?;
         let shared = is_uniform.then(|| self.take_projections("shared_experts")).transpose()?;
         let packed = match &shared {
             Some(shared) => self.pack_with_shared(&parts, shared, moe),

@@ -139,7 +139,10 @@ fn has_transposed_experts(config: &ModelConfig) -> bool {
 fn has_fused_experts(config: &ModelConfig) -> bool {
     matches!(
         config.architecture,
-        ModelArchitecture::Qwen35Moe | ModelArchitecture::Qwen35MoeMultimodal
+        ModelArchitecture::Qwen35Moe
+            | ModelArchitecture::Qwen35MoeMultimodal
+            | ModelArchitecture::Gemma4
+            | ModelArchitecture::Gemma4Multimodal
     )
 }
 

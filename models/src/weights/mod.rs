@@ -31,7 +31,7 @@ pub(crate) use rotary_rows::{RotaryPairKind, RotaryRowOrder};
 pub(crate) use source::WeightSource;
 pub(crate) use stored_names::family_name;
 
-use crate::config::NormWeightKind;
+use crate::config::{KvProjectionKind, NormWeightKind};
 use crate::expert_placement::check_placement;
 use crate::sharding::{ParallelRank, ParallelRanks, UnevenSplitError, WeightSlice};
 use crate::weight_table::{TensorSpec, tensors};
@@ -40,6 +40,7 @@ use expert_weights::local_experts;
 use ops::{DType, HostMat, OpError, Ops, PackedLinear, PackedMlaUpProjections, Tensor};
 use protocol::ExpertPlacement;
 use source::HostWeightShard;
+use std::borrow::Cow;
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::fmt::{self, Display};
@@ -168,21 +169,31 @@ impl<'a> Weights<'a> {
         Self { store: self.store.clone(), path: self.name(child) }
     }
 
+    /// Returns access to the weights of decoder layer `layer`.
+    #[must_use]
+    pub(crate) fn at_layer(&self, layer: usize) -> Self {
+        Self { store: self.store.clone(), path: format!("model.layers.{layer}") }
+    }
+
     /// Loads the projections `names` with their rows stacked, in the model's dtype, and their biases if
     /// `bias` is true.
     pub fn linear(&self, names: &[&str], bias: bool) -> Result<PackedLinear, ModelLoadError> {
         self.stacked(names, bias, &[1.0], None)
     }
 
-    /// Loads the projections `q_proj`, `k_proj` and `v_proj` with their rows stacked, and their biases if
-    /// `bias` is true. `rotary_rows` is the row order of the query and key projections; `None` = the stored
-    /// order.
-    pub(crate) fn qkv_linear(
-        &self,
-        bias: bool,
-        rotary_rows: Option<RotaryRowOrder>,
-    ) -> Result<PackedLinear, ModelLoadError> {
-        self.stacked(&QKV_PROJECTIONS, bias, &[1.0], rotary_rows)
+    /// Loads the projections `q_proj`, `k_proj` and `v_proj` of a layer with the sizes of `config`, with their rows
+    /// stacked, and their biases if the layer has them. If the key projection computes the values too, its rows are
+    /// stacked twice; a layer that reads the keys and values of another layer has the rows of `q_proj` only.
+    pub(crate) fn qkv_linear(&self, config: &ModelConfig) -> Result<PackedLinear, ModelLoadError> {
+        let (bias, rotary_rows) = (config.qkv_bias, config.rotary_rows());
+        let [query, key, _] = QKV_PROJECTIONS;
+        match config.kv_projection {
+            KvProjectionKind::Separate => self.stacked(&QKV_PROJECTIONS, bias, &[1.0], rotary_rows),
+            KvProjectionKind::KeysAsValues => {
+                self.stacked(&[query, key, key], bias, &[1.0], rotary_rows)
+            }
+            KvProjectionKind::Absent => self.stacked(&[query], bias, &[1.0], rotary_rows),
+        }
     }
 
     /// Loads the projection `name` and multiplies its weights by `factors`, each of which belongs to an equally
@@ -258,19 +269,25 @@ impl<'a> Weights<'a> {
     ) -> Result<PackedLinear, ModelLoadError> {
         let [query, key, _] = QKV_PROJECTIONS;
         let order = |name: &str| rotary_rows.filter(|_| name == query || name == key);
-        let mut parts = Vec::new();
-        let mut biases = Vec::new();
+        let mut parts = BTreeMap::new();
+        let mut bias_parts = BTreeMap::new();
         for name in names {
-            parts.push(self.take(format_args!("{name}.weight"))?.scaled(factors));
+            if parts.contains_key(name) {
+                continue; // Its rows are stacked more than once.
+            }
+            parts.insert(name, self.take(format_args!("{name}.weight"))?.scaled(factors));
             if bias {
                 let part = self.take(format_args!("{name}.bias"))?;
                 let vector = part.vector().map_err(|e| self.device(name, e))?;
-                biases.extend(order(name).map_or(vector.clone(), |rows| rows.of_vector(&vector)));
+                let rows = order(name).map_or(vector.clone(), |rows| rows.of_vector(&vector));
+                bias_parts.insert(name, rows);
             }
         }
+        let biases: Vec<f32> =
+            names.iter().filter_map(|name| bias_parts.get(name)).flatten().copied().collect();
         let pack = || -> Result<_, OpError> {
             let mut rows = Vec::new();
-            for (name, part) in names.iter().zip(&parts) {
+            for (name, part) in names.iter().map(|name| (name, &parts[name])) {
                 let matrix = part.matrix()?;
                 match order(name) {
                     Some(order) => rows.extend(order.of_matrix(&matrix)),
@@ -297,6 +314,12 @@ impl<'a> Weights<'a> {
             NormWeightKind::ZeroCentred => self.vector_as(&[name], DType::F32, 1.0),
             NormWeightKind::Unrounded => self.vector_f32(name),
         }
+    }
+
+    /// Loads the weight `name` of an RMS norm, multiplied by `factor`, in f32.
+    pub(crate) fn scaled_norm(&self, name: &str, factor: f32) -> Result<Tensor, ModelLoadError> {
+        let values: Vec<f32> = self.host_vector(name)?.iter().map(|w| w * factor).collect();
+        self.device_vector(name, &values)
     }
 
     /// Loads the vector `name` in f32, independent of the model's dtype.
@@ -527,6 +550,7 @@ fn split(
     ranks: &ParallelRanks,
 ) -> Result<WeightSlice, ModelLoadError> {
     let split_error = |error| ModelLoadError::Split { tensor: spec.name.clone(), error };
+    let config = &*spec.layer.map_or(Cow::Borrowed(config), |layer| config.at_layer(layer));
     let slice = spec.shard.slice(spec.matrix(), config, ranks).map_err(split_error)?;
     // A row-parallel split must not divide the scale blocks of fp8 weights, because a kernel multiplies the partial
     // sum of a whole block by the block's scale. MXFP4 weights are dequantised when they are loaded.

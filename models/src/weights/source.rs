@@ -363,6 +363,11 @@ impl HostWeightShard<'_> {
         if let ActivationScaling::Static(scale) = &mut self.activation_scaling {
             *scale /= factor;
         }
+        self.with_outputs_scaled(factor)
+    }
+
+    /// Multiplies the outputs of the layer by `factor`, by changing the scales of the weight.
+    pub(super) fn with_outputs_scaled(mut self, factor: f32) -> Self {
         match &mut self.scales {
             _ if factor.to_bits() == 1f32.to_bits() => {}
             Some(scales) => scales.values.iter_mut().for_each(|scale| *scale *= factor),

@@ -61,6 +61,10 @@ const GLM4_MODULES: &[TensorNameReplacement] = &[
 /// Module of the router in a gpt-oss layer (`modeling_gpt_oss.py`).
 const GPT_OSS_MODULES: &[TensorNameReplacement] = &[spelling(".mlp.router.", ".mlp.gate.")];
 
+/// Router and experts in a Gemma 4 layer (`modeling_gemma4.py`).
+const GEMMA4_MODULES: &[TensorNameReplacement] =
+    &[spelling(".router.proj.", ".mlp.gate."), spelling(".experts.", ".mlp.experts.")];
+
 /// Prefix of the tensors of the MTP module of Qwen3-Next and Qwen3.5.
 pub(super) const MTP: &str = "mtp.";
 /// Prefix of the decoder layers within the MTP module.
@@ -73,7 +77,7 @@ const MTP_MODULES: &[TensorNameReplacement] = &[
     spelling("norm.", "shared_head.norm."),
 ];
 
-/// Prefixes of the tensors of vision encoders and of their projections to the language model, which are not
+/// Prefixes of the tensors of vision and audio encoders and of their projections to the language model, which are not
 /// loaded.
 const VISION_PREFIXES: &[&str] = &[
     "vision_tower.",
@@ -82,6 +86,9 @@ const VISION_PREFIXES: &[&str] = &[
     "model.vision_tower.",
     "model.multi_modal_projector.",
     "model.visual.",
+    "model.audio_tower.",
+    "model.embed_vision.",
+    "model.embed_audio.",
 ];
 
 /// Spellings of module names within a layer, which depend on the model family.
@@ -91,6 +98,7 @@ fn module_spellings(config: &ModelConfig) -> &'static [TensorNameReplacement] {
         ModelArchitecture::GraniteMoeHybrid => GRANITE4_MODULES,
         ModelArchitecture::Glm4 => GLM4_MODULES,
         ModelArchitecture::GptOss => GPT_OSS_MODULES,
+        ModelArchitecture::Gemma4 | ModelArchitecture::Gemma4Multimodal => GEMMA4_MODULES,
         _ => &[],
     }
 }
@@ -147,7 +155,9 @@ pub(crate) fn family_name(config: &ModelConfig, canonical: &str) -> String {
     }
     let prefixes: &[TensorNameReplacement] = match config.architecture {
         ModelArchitecture::Mistral3 | ModelArchitecture::Gemma3Multimodal => LANGUAGE_MODEL,
-        ModelArchitecture::Qwen3Vl
+        ModelArchitecture::Gemma4Multimodal
+        | ModelArchitecture::Gemma4Unified
+        | ModelArchitecture::Qwen3Vl
         | ModelArchitecture::Qwen3VlMoe
         | ModelArchitecture::Qwen35Multimodal
         | ModelArchitecture::Qwen35MoeMultimodal => MODEL_LANGUAGE_MODEL,

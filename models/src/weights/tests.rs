@@ -5,6 +5,7 @@
 mod digest;
 mod eagle3;
 mod gemma3;
+mod gemma4;
 mod gpt_oss;
 mod mtp;
 mod quantized_weights;

@@ -49,6 +49,9 @@ fn chat_template_overrides_architecture_parser() {
     );
     assert_eq!(reasoning(ModelArchitecture::Llama, "<seed:think>"), Some(ReasoningFamily::SeedOss));
     assert_eq!(reasoning(ModelArchitecture::Mistral, "[THINK]"), Some(ReasoningFamily::Mistral));
+    let gemma4 = "'<|channel>thought\n' + message['reasoning'] + '\n<channel|>'";
+    assert_eq!(reasoning(ModelArchitecture::Llama, gemma4), Some(ReasoningFamily::Gemma4));
+    assert_eq!(reasoning(ModelArchitecture::Gemma4Multimodal, ""), Some(ReasoningFamily::Gemma4));
 }
 
 #[test]
@@ -113,6 +116,9 @@ fn every_architecture_has_its_default_parsers() {
         "Phi3ForCausalLM: phi4_mini_json, none",
         "Gemma3ForCausalLM: gemma3_tool_code, none",
         "Gemma3ForConditionalGeneration: gemma3_tool_code, none",
+        "Gemma4ForCausalLM: gemma4, gemma4",
+        "Gemma4ForConditionalGeneration: gemma4, gemma4",
+        "Gemma4UnifiedForConditionalGeneration: gemma4, gemma4",
         "GptOssForCausalLM: hermes, none",
         "Qwen3NextForCausalLM: hermes, none",
         "Qwen3_5ForCausalLM: qwen3_coder, qwen3",

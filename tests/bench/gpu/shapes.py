@@ -49,6 +49,12 @@ HYBRID = QWEN | {
         f"model.layers.{i}.{module}" for i in range(48) for module in ("linear_attn", "mlp.gate", "mlp.shared_expert_gate")]},
 }  # fmt: skip
 
+GEMMA4 = {
+    "architectures": ["Gemma4ForCausalLM"], "model_type": "gemma4_text", "hidden_activation": "gelu_pytorch_tanh", "rms_norm_eps": 1e-6,
+    "vocab_size": 262144, "head_dim": 256, "global_head_dim": 512, "attention_k_eq_v": True, "sliding_window": 1024,
+    "hidden_size_per_layer_input": 0, "max_position_embeddings": 262144, "final_logit_softcapping": 30.0, "attention_bias": False,
+    "tie_word_embeddings": True, "torch_dtype": "bfloat16", "bos_token_id": 0, "eos_token_id": 2,
+}  # fmt: skip
 SHAPES = {
     "gpt-oss-20b": GPT_OSS | {"num_hidden_layers": 24, "num_local_experts": 32},
     "gpt-oss-120b": GPT_OSS | {"num_hidden_layers": 36, "num_local_experts": 128},
@@ -57,6 +63,13 @@ SHAPES = {
         "intermediate_size": 21504, "num_hidden_layers": 62, "num_key_value_heads": 16, "vocab_size": 262208, "sliding_window": 1024,
         "sliding_window_pattern": 6, "max_position_embeddings": 131072, "rope_local_base_freq": 10000, "query_pre_attn_scalar": 168,
         "rope_scaling": {"rope_type": "linear", "factor": 8.0}, "tie_word_embeddings": True},
+    # Gemma 4 31B, and 26B-A4B with the hidden size that gives its number of parameters.
+    "gemma-4-31b": GEMMA4 | {
+        "hidden_size": 5376, "intermediate_size": 21504, "num_hidden_layers": 60, "num_attention_heads": 32, "num_key_value_heads": 16,
+        "num_global_key_value_heads": 4},
+    "gemma-4-26b-a4b": GEMMA4 | {
+        "hidden_size": 2816, "intermediate_size": 2112, "num_hidden_layers": 30, "num_attention_heads": 16, "num_key_value_heads": 8,
+        "num_global_key_value_heads": 2, "enable_moe_block": True, "num_experts": 128, "top_k_experts": 8, "moe_intermediate_size": 704},
     "qwen3.5-35b-a3b-fp8": HYBRID | {
         "architectures": ["Qwen3_5MoeForCausalLM"], "model_type": "qwen3_5_moe_text", "num_hidden_layers": 40, "num_experts": 256,
         "num_experts_per_tok": 8, "vocab_size": 248320,

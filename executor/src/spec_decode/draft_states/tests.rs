@@ -168,7 +168,7 @@ fn written_kv(
         if matches!(context.proposer, Some(ProposerModel::Mtp(_))) {
             return kv.read_mla_row(&context.ops, MTP_LAYER, request.slot(p)).unwrap();
         }
-        let head = |head| kv.read_slot(&context.ops, 0, request.slot(p), head).unwrap();
+        let head = |head| kv.read_slot(&context.ops, [0, 0], request.slot(p), head).unwrap();
         let [a, b] = [0, 1].map(head);
         [a.0, a.1, b.0, b.1].concat()
     };
