@@ -4,7 +4,8 @@
 //!
 //! Most layers are gated delta nets; the other layers are GQA with QK norm, partial RoPE and an output gate. Norm
 //! weights are zero-centred, except those in gated delta nets. The two families store the input projections of gated
-//! delta nets differently. Checkpoints have an MTP module, whose decoder layer is an attention layer. Reference outputs for tests: `tests/data/golden/qwen3_next-*`, `qwen3_5*`.
+//! delta nets differently. Checkpoints have an MTP module, whose decoder layer is an attention layer. Reference outputs
+//! for tests: `tests/data/golden/qwen3_next-*`, `qwen3_5*`.
 
 use crate::layers::{
     DecoderLayer, DecoderModel, FeedForward, GatedDeltaNet, GqaAttention, ResidualStream,

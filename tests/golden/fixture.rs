@@ -103,7 +103,11 @@ impl GoldenFixture {
             greedy: rows(&ids("greedy"), tensor("greedy").shape[1]),
             draft_tokens: if drafts { ids("draft_tokens") } else { vec![] },
             draft_logits: if drafts { rows(&floats("draft_logits"), width) } else { vec![] },
-            draft_chains: if drafts { chains(&tensor("chained_behind"), &tensor("chains")) } else { vec![] },
+            draft_chains: if drafts {
+                chains(&tensor("chained_behind"), &tensor("chains"))
+            } else {
+                vec![]
+            },
         }
     }
 }

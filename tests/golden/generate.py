@@ -635,7 +635,7 @@ CASES = {
     ),
     "qwen3_5_moe-fused-d256": config("Qwen3_5MoeForCausalLM", 4, 2, 256, **QWEN3_5_MOE),
     "qwen3_next-mtp": config(
-        "Qwen3NextForCausalLM", 4, 2, 32, **(MOE | QWEN3_NEXT | {"norm_topk_prob": True, "mtp_num_hidden_layers": 1})
+        "Qwen3NextForCausalLM", 4, 2, 32, **(MOE | QWEN3_NEXT | {"norm_topk_prob": True, "mlp_only_layers": [0, 1, 2], "mtp_num_hidden_layers": 1})
     ),
     "qwen3_5-mtp": config("Qwen3_5ForCausalLM", 4, 1, 32, **(QWEN3_5 | {"mtp_num_hidden_layers": 1})),
     "phi3-default": phi3(4, 2, sliding_window=1024),

@@ -370,6 +370,7 @@ fn closeness_where_routes_agree(
 const UNSUPPORTED_SHARDINGS: &[(&str, usize, ShardingMode)] = &[
     ("llama-d128-gqa1", 4, ShardingMode::TensorParallel), // This model has 2 query heads.
     ("qwen3_5-text-tied", 4, ShardingMode::TensorParallel), // Its gated delta nets have 2 key heads.
+    ("qwen3_5-mtp", 4, ShardingMode::TensorParallel),
     // A shard must consist of whole fp8 scale blocks of 128 channels. The 320 and 160 channels of the MLPs
     // cannot be split in this way, and the 256 channels of the attention heads are only two blocks.
     ("qwen3-fp8-blocks", 2, ShardingMode::TensorParallel),

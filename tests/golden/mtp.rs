@@ -1,6 +1,7 @@
 //! Compares the MTP module with a reference. The module predicts the token after the next one.
 
 use device::gpu::HalfDtype;
+use models::{ModelConfig, check_split};
 use ops::DType;
 
 use crate::check_half;
@@ -10,7 +11,7 @@ use crate::model_harness::{
     top,
 };
 
-const NAMES: [&str; 3] = ["deepseek_v3-mtp", "qwen3_next-mtp", "qwen3_5-mtp"];
+const NAMES: [&str; 3] = ["deepseek_v3-mtp", "qwen3_5-mtp", "qwen3_next-mtp"];
 /// Maximum absolute difference between logits on the CPU in f32 and logits of the reference, which adds in
 /// another order.
 const TOLERANCE: f32 = 1e-4;
@@ -86,11 +87,18 @@ fn mtp_logits_match_the_reference() {
     }
     for fixture in NAMES.map(GoldenFixture::read) {
         matches_reference(&RankContext::single(), &fixture);
-        let sizes: &[usize] = if fixture.config.contains("\"linear_num_key_heads\": 2") { &[2] } else { &[2, 4] };
-        let tensor_parallel = sizes.iter().map(|&size| (size, ShardingMode::TensorParallel));
-        let has_experts = !fixture.routes.is_empty();
-        let expert_parallel = has_experts.then_some((2, ShardingMode::ExpertParallel));
-        for (size, sharing) in tensor_parallel.chain(expert_parallel) {
+        let config = ModelConfig::from_json("config.json".as_ref(), &fixture.config).unwrap();
+        let shardings = [
+            (2, ShardingMode::TensorParallel),
+            (4, ShardingMode::TensorParallel),
+            (2, ShardingMode::ExpertParallel),
+        ];
+        let is_supported = |&(size, sharing): &(usize, ShardingMode)| {
+            let has_experts = config.moe.is_some() || sharing == ShardingMode::TensorParallel;
+            let rank_context = RankContext::ranks(0, size, sharing);
+            has_experts && check_split(&config, &rank_context, None).is_ok()
+        };
+        for (size, sharing) in shardings.into_iter().filter(is_supported) {
             run_ranks(size, sharing, HalfDtype::BF16, |rank_context| {
                 matches_reference(rank_context, &fixture);
             });

@@ -178,7 +178,11 @@ impl GqaAttentionCore {
                 group,
                 layer: pool_layer,
                 scale,
-                keys: AttentionKeyRange { first_position: 0, window },
+                keys: AttentionKeyRange {
+                    // MTP modules have no KV at position 0.
+                    first_position: usize::from(layer >= config.layers),
+                    window,
+                },
                 sinks: None,
             },
             sinks: config.has_sinks().then(|| w.vector_f32("sinks")).transpose()?,
