@@ -204,7 +204,9 @@ pub enum BatchError {
         limit: usize,
     },
     /// A row with draft tokens of a model with recurrent state comes after longer rows than decode rows.
-    #[error("{request:?} has draft tokens up to token {tokens} of the step, decode rows have {limit}")]
+    #[error(
+        "{request:?} has draft tokens up to token {tokens} of the step, decode rows have {limit}"
+    )]
     DraftsAfterPrefill {
         /// Request of the row.
         request: RequestId,

@@ -6,8 +6,9 @@ use crate::open_device::OpenedDevice;
 use crate::sequence_slots::BlockTableLimits;
 use crate::spec_decode::{self, ProposerModel};
 use crate::step::{
-    self, GraphCapturePlan, PendingStep, ReplayCaptureLimits, STEPS_IN_FLIGHT, StepDeviceState, StepGraphs, StepLimits,
-    StepState, StepStateSize, TokenBitmaskSource, UnconstrainedBitmaskSource,
+    self, GraphCapturePlan, PendingStep, ReplayCaptureLimits, STEPS_IN_FLIGHT, StepDeviceState,
+    StepGraphs, StepLimits, StepState, StepStateSize, TokenBitmaskSource,
+    UnconstrainedBitmaskSource,
 };
 use crate::trace::{StepTracer, TraceSession};
 use crate::{

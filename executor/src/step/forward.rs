@@ -82,14 +82,7 @@ impl StepState {
     }
 
     fn launch(&mut self, context: &mut StepContext<'_>) -> Result<(), ExecutorError> {
-        let (model, batch, stage) = (context.model, context.batch, &self.staging.stage);
-        let shape = StepShape {
-            tokens: stage.tokens,
-            rows: stage.rows.len(),
-            logits_rows: context.first_slice,
-            bounds: row_bounds(stage, &self.size.limits),
-            replay: stage.replay,
-        };
+        let (model, batch, shape) = (context.model, context.batch, self.shape(context));
         let samples_all = context.first_slice == context.logits_rows.len();
         context.unreplayed = (!samples_all).then_some(shape);
         let drafts = self.device.drafts.is_some().then(|| self.draft_rows(context));
@@ -113,6 +106,17 @@ impl StepState {
         }
         context.hidden = Some(hidden);
         Ok(())
+    }
+
+    fn shape(&self, context: &StepContext<'_>) -> StepShape {
+        let stage = &self.staging.stage;
+        StepShape {
+            tokens: stage.tokens,
+            rows: stage.rows.len(),
+            logits_rows: context.first_slice,
+            bounds: row_bounds(stage, &self.size.limits),
+            replay: stage.replay,
+        }
     }
 
     /// Returns the row counts for the proposer on the device.

@@ -188,10 +188,7 @@ impl GraphCapturePlan {
         let short = longest > BatchUpperBounds::SHORT_CONTEXT;
         let of_rows = |rows: usize| {
             let short = (rows == 1 && short).then_some(BatchUpperBounds::SHORT_CONTEXT);
-            short
-                .into_iter()
-                .chain([longest])
-                .map(move |longest| self.decode_shape(rows, longest))
+            short.into_iter().chain([longest]).map(move |longest| self.decode_shape(rows, longest))
         };
         let without_drafts = self.rows.iter().filter(|_| self.also_without_drafts).copied();
         let all = self.rows.iter().map(|rows| rows * self.tokens_per_row);
@@ -258,9 +255,13 @@ mod tests {
     fn single_row_graph_captured_for_short_contexts() {
         let sizes =
             |rows: &[u32], tokens_per_row, also_without_drafts, longest| -> Vec<(usize, usize)> {
-                let shapes =
-                    GraphCapturePlan { rows: rows.to_vec(), tokens_per_row, also_without_drafts, ..GraphCapturePlan::default() }
-                        .shapes(longest);
+                let shapes = GraphCapturePlan {
+                    rows: rows.to_vec(),
+                    tokens_per_row,
+                    also_without_drafts,
+                    ..GraphCapturePlan::default()
+                }
+                .shapes(longest);
                 shapes.iter().map(|shape| (shape.rows, shape.bounds.max_context_len)).collect()
             };
         assert_eq!(sizes(&[1, 2], 1, false, 4096), [(1, 2048), (1, 4096), (2, 4096)]);

@@ -30,7 +30,8 @@ use context::StepContext;
 use logits_rows::LogitsRow;
 use ops::{
     DeviceSequenceSlots, DraftBuffers, KvPool, KvPoolLayout, MeanPoolingSums, Ops,
-    RecurrentStateLayout, ReplayBufferLimits, SequenceSlotLimits, StepBufferLimits, StepBuffers, TokenIdDownload,
+    RecurrentStateLayout, ReplayBufferLimits, SequenceSlotLimits, StepBufferLimits, StepBuffers,
+    TokenIdDownload,
 };
 use pending_step::OutputMemoryPool;
 use pooling::PoolingHostMemory;

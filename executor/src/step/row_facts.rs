@@ -38,9 +38,8 @@ mod tests {
     use super::*;
     use protocol::{RequestId, RowInput, SequenceSlot, StateSlot, StateSlotAccess, ThinVec};
 
-    #[test]
-    fn rows_after_the_first_continue_their_sequence() {
-        let row = |start| BatchRow {
+    fn row(start: u32) -> BatchRow {
+        BatchRow {
             request: RequestId(1),
             epoch: 0,
             seq_slot: SequenceSlot(7),
@@ -54,11 +53,22 @@ mod tests {
             state_slots: protocol::ThinVec::new(),
             next_token: None,
             seq_init: None,
-        };
-        let [first, draft] = [0, 1].map(|index| StagedRowPart { index, later: 1 - index, replay: 0 });
-        assert_eq!(row_facts(&row(0), first), [7, 0, 0, 0, 0, 0]);
-        assert_eq!(row_facts(&row(0), draft), [7, 1, 0, 0, 0, 0], "its first draft token");
-        assert_eq!(row_facts(&row(4), first), [7, 1, 0, 0, 0, 0]);
+        }
+    }
+
+    /// Parts of a row with one draft token.
+    const FIRST: StagedRowPart = StagedRowPart { index: 0, later: 1, replay: 0 };
+    const DRAFT: StagedRowPart = StagedRowPart { index: 1, later: 0, replay: 0 };
+
+    #[test]
+    fn rows_after_the_first_continue_their_sequence() {
+        assert_eq!(row_facts(&row(0), FIRST), [7, 0, 0, 0, 0, 0]);
+        assert_eq!(row_facts(&row(0), DRAFT), [7, 1, 0, 0, 0, 0], "its first draft token");
+        assert_eq!(row_facts(&row(4), FIRST), [7, 1, 0, 0, 0, 0]);
+    }
+
+    #[test]
+    fn only_the_first_part_of_a_replayed_row_has_state_slots() {
         let access = |read| StateSlotAccess { group: 1, read, write: StateSlot(5) };
         let with_states = |read| BatchRow { state_slots: [access(read)].into(), ..row(4) };
         let alone = StagedRowPart::default();
@@ -66,7 +76,7 @@ mod tests {
         assert_eq!(row_facts(&with_states(Some(StateSlot(0))), alone), [7, 1, 1, 6, 0, 0]);
         let replayed = with_states(Some(StateSlot(0)));
         let part = |part| StagedRowPart { replay: 3, ..part };
-        assert_eq!(row_facts(&replayed, part(first)), [7, 1, 1, 6, 1, 3]);
-        assert_eq!(row_facts(&replayed, part(draft)), [7, 1, 0, 0, 0, 0], "no slots");
+        assert_eq!(row_facts(&replayed, part(FIRST)), [7, 1, 1, 6, 1, 3]);
+        assert_eq!(row_facts(&replayed, part(DRAFT)), [7, 1, 0, 0, 0, 0], "no slots");
     }
 }

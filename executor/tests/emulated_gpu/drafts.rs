@@ -75,7 +75,7 @@ fn play_masked(
     }
     let mut hit = HarnessRequest::new(2, requests[2].prompt_len, rules()[0].clone()).in_slot(6);
     hit.tokens.clone_from_slice(&requests[2].tokens[..hit.prompt_len]);
-    if !harness.has_states() {
+    if harness.states.is_empty() {
         hit.table = requests[2].table.prefix(1);
         hit.computed = crate::scheduler_harness::BLOCK;
     }

@@ -200,7 +200,7 @@ fn drafts_under_bitmasks_do_not_change_outputs() {
         model_drafting(config, draft, 4)
     };
     let (ngram, device) = (|config| speculating(config, 4), mtp_drafting(Float32, 4));
-    let configs = [
+    let configs = vec![
         ngram(config(Float32, 2)),
         ngram(shared(config(Float32, 1), 2, false)),
         device.clone(),

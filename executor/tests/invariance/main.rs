@@ -22,8 +22,7 @@ use protocol::{
 };
 use scheduler_harness::{
     BLOCK, HarnessRequest, SchedulerHarness, VOCAB, config, model_drafting, moe_model,
-    recurrent_model, shared, speculating, two_head_sizes_model, window_model,
-    with_expert_placement,
+    recurrent_model, shared, two_head_sizes_model, window_model, with_expert_placement,
 };
 
 const PROMPT: usize = 50;
@@ -33,8 +32,8 @@ const DTYPES: [ModelDtype; 3] = [ModelDtype::Float32, ModelDtype::Bfloat16, Mode
 const LOGPROB_TOLERANCE: f32 = 2e-4;
 
 /// Configurations under test: one rank; two ranks with one KV head each; four ranks, where two ranks share
-/// each KV head; sliding windows; KV heads of two sizes; recurrent states; experts split over TP ranks; expert parallel ranks; and expert parallel ranks with an expert
-/// placement.
+/// each KV head; sliding windows; KV heads of two sizes; recurrent states; experts split over TP ranks;
+/// expert parallel ranks; and expert parallel ranks with an expert placement.
 fn configs() -> Vec<ExecutorConfig> {
     use ModelDtype::{Bfloat16, Float16, Float32};
     vec![

@@ -8,6 +8,7 @@ use crate::scheduler_harness::{
 };
 use crate::{PROMPT, TOTAL, name, rules};
 use executor::{ExecutorConfig, ModelDtype};
+use protocol::SpeculativeMethod;
 
 /// Returns configurations with every proposer, in two types, on one rank and on two ranks.
 fn configs(drafts: u8) -> Vec<ExecutorConfig> {
@@ -52,16 +53,17 @@ fn recurrent_outputs_do_not_depend_on_draft_count() {
     assert!(0 < accepted && accepted < drafted, "{accepted} of {drafted}");
 }
 
-/// Rows in flight start where the accepted draft tokens of earlier rows end; only the device knows this position, from which
-/// it also computes the number of tokens of the states.
+/// Rows in flight start where the accepted draft tokens of earlier rows end. This position exists on the device only, where
+/// the number of tokens of the states is computed from it.
 #[test]
 fn recurrent_rows_in_flight_draft_the_same() {
-    for config in configs(4) {
+    let is_ngram = |config: &ExecutorConfig| {
+        let method = config.settings.speculative.map(|speculative| speculative.method);
+        matches!(method, Some(SpeculativeMethod::Ngram { .. }))
+    };
+    // N-gram lookup reads the tokens of earlier steps on the host, so its rows are never in flight.
+    for config in configs(4).into_iter().filter(|config| !is_ngram(config)) {
         let (name, exact) = (name(&config), config.settings.dtype == ModelDtype::Float32);
-        let on_device = !matches!(
-            config.settings.speculative.unwrap().method,
-            protocol::SpeculativeMethod::Ngram { .. }
-        );
         let mut harness = SchedulerHarness::with(config);
         let requests = |drafts: u8| -> Vec<_> {
             let one = |(i, rules)| request(i, rules, drafts.min(1 + i as u8)).in_slot(i as u32);
@@ -80,11 +82,13 @@ fn recurrent_rows_in_flight_draft_the_same() {
             for (ahead, plain) in ahead.iter_mut().zip(&plain) {
                 let [found, expected] = [&*ahead, plain].map(expected_tokens);
                 assert_eq!(found, expected, "{name}, preempted at {preempted_at:?}");
-                assert!(!on_device || ahead.drafted > 0, "{name}");
+                assert!(ahead.drafted > 0, "{name}");
                 harness.free(std::mem::take(&mut ahead.table));
             }
         }
-        plain.into_iter().for_each(|request| harness.free(request.table));
+        for request in plain {
+            harness.free(request.table);
+        }
     }
 }
 

@@ -609,7 +609,7 @@ pub(crate) struct SchedulerHarness {
     /// Kind of each KV group.
     groups: Vec<KvKind>,
     /// Kind of each state group.
-    states: Vec<KvKind>,
+    pub(crate) states: Vec<KvKind>,
     free: Vec<BlockId>,
     step: StepId,
     /// Whether decode rows refer to the step that sampled their token (`RowInput::SampledAt`) instead of
@@ -672,11 +672,6 @@ impl SchedulerHarness {
             graphs,
             tokens_per_row: width,
         }
-    }
-
-    /// Whether the model has recurrent states, so that a prefix hit needs a checkpoint.
-    pub(crate) fn has_states(&self) -> bool {
-        !self.states.is_empty()
     }
 
     pub(crate) fn free(&mut self, tables: RequestTables) {
@@ -839,9 +834,17 @@ impl SchedulerHarness {
     /// Computes all known tokens of a request in chunks of `chunk` tokens, then decodes up to `total` tokens.
     pub(crate) fn finish(&mut self, request: &mut HarnessRequest, chunk: usize, total: usize) {
         while request.tokens.len() < total {
-            let len = request.remaining().min(chunk);
+            let len = self.chunk_len(request, chunk);
             self.step(&mut [request.chunk(len)]);
         }
+    }
+
+    /// Returns the length of the next row of a request, `max` at most. With recurrent states, a token under a grammar bitmask is
+    /// sampled by a row of one token, which can be repeated if the bitmask is overdue.
+    fn chunk_len(&self, request: &HarnessRequest, max: usize) -> usize {
+        let (remaining, len) = (request.remaining(), request.remaining().min(max));
+        let is_split = !self.states.is_empty() && request.masked && len == remaining && len > 1;
+        len - usize::from(is_split)
     }
 
     /// Runs several requests together until each has `total` tokens. The chunk sizes vary by step and
@@ -852,7 +855,7 @@ impl SchedulerHarness {
             for (i, request) in
                 requests.iter_mut().enumerate().filter(|(_, request)| request.tokens.len() < total)
             {
-                let len = request.remaining().min(1 + (i * 5 + turn * 11) % 30);
+                let len = self.chunk_len(request, 1 + (i * 5 + turn * 11) % 30);
                 rows.push(request.chunk(len));
             }
             if rows.is_empty() {
@@ -875,7 +878,7 @@ impl SchedulerHarness {
         for turn in 0.. {
             let mut rows: Vec<(usize, HarnessRequestChunk<'_>)> = Vec::new();
             for (i, request) in requests.iter_mut().enumerate() {
-                let len = request.remaining().min(1 + (i * 5 + turn * 11) % 30);
+                let len = self.chunk_len(request, 1 + (i * 5 + turn * 11) % 30);
                 if request.expected_len() < total && len > 0 {
                     rows.push((i, request.chunk(len)));
                 }
