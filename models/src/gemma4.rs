@@ -3,7 +3,7 @@
 //!
 //! Layers have sandwich norms, QK norms and a value norm without weights, and their output is multiplied by a number.
 //! Layers without a window have other KV heads and proportional RoPE; their key projection may compute the values too. The
-//! last layers may read the keys and values of earlier layers. 26B-A4B has experts beside the dense MLP; E2B and E4B have
+//! last layers may read the keys and values of earlier layers. 26B-A4B has experts in parallel with the dense MLP; E2B and E4B have
 //! per-layer inputs. Reference outputs for tests: `tests/data/golden/gemma4-*`.
 
 use crate::layers::{
@@ -16,7 +16,7 @@ use ops::Tensor;
 /// Gemma 4 model.
 pub(crate) type Gemma4Model = DecoderModel<Gemma4Layer>;
 
-/// Decoder layer of Gemma 4: GQA, a gated MLP with or without experts beside it, and the per-layer input.
+/// Decoder layer of Gemma 4: GQA, a gated MLP with or without experts in parallel, and the per-layer input.
 #[derive(Debug)]
 pub(crate) struct Gemma4Layer {
     attn_norms: SublayerNorms,

@@ -212,7 +212,7 @@ impl Ops {
     ) -> Result<Tensor, OpError> {
         self.launch_order.interrupt();
         let place = kv.place("qk_norm_rope_kv_write", shape.group, shape.layer)?;
-        self.qk_norm_rope(qkv, weights, shape, place, kv, batch)
+        self.qk_norm_rope(qkv, weights, shape, &place, kv, batch)
     }
 
     /// Returns the queries `q = rope(norm(q))`, `[tokens, heads · head_dim]`, of a layer that reads the keys and values
@@ -228,7 +228,7 @@ impl Ops {
         self.launch_order.interrupt();
         let mut place = kv.place("q_norm_rope", shape.group, shape.layer)?;
         place.layout.kv_heads = 0;
-        self.qk_norm_rope(q, weights, shape, place, kv, batch)
+        self.qk_norm_rope(q, weights, shape, &place, kv, batch)
     }
 
     fn qk_norm_rope(
@@ -236,13 +236,13 @@ impl Ops {
         qkv: &Tensor,
         weights: &QkNormRopeParams<'_>,
         shape: &AttentionLayerParams<'_>,
-        place: KvLayerPlace,
+        place: &KvLayerPlace,
         kv: &KvPool,
         batch: &DeviceBatchMetadata,
     ) -> Result<Tensor, OpError> {
         let layout = &place.layout;
         let mut q = self.scratch(qkv.dtype(), &[qkv.rows(), shape.heads * layout.head_dim])?;
-        let args = &qk_rope(qkv, weights, shape, &place, batch)?;
+        let args = &qk_rope(qkv, weights, shape, place, batch)?;
         let (s, out) = (&self.stream, q.mat_mut()?);
         let mut pool = kv.write();
         let mut pool = pool.part_mut(place.bytes.clone())?;

@@ -4,8 +4,8 @@
 
 use device::{CopyInFlight, DType, MatRef, PinnedBuffer};
 use kernels::step::{
-    DraftVerification, PreparedStep, ReplayShape, RowMetadataField, SampledToken, SamplerOutputArrays,
-    StagingBuffer, StagingBufferView, StepInputArrays,
+    DraftVerification, PreparedStep, ReplayShape, RowMetadataField, SampledToken,
+    SamplerOutputArrays, StagingBuffer, StagingBufferView, StepInputArrays,
 };
 use kernels::{
     AllGatherFn, BatchUpperBounds, RowSampling, StepPreparation, VocabParallelSampling, VocabShard,

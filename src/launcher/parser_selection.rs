@@ -214,10 +214,9 @@ fn reasoning_family(
         _ if mentions("<seed:think>") => Some(ReasoningFamily::SeedOss),
         _ if mentions("[THINK]") => Some(ReasoningFamily::Mistral),
         _ if mentions("Here is my thought process:") => Some(ReasoningFamily::Granite),
-        _ if mentions(GEMMA4_REASONING) => Some(ReasoningFamily::Gemma4),
-        ModelArchitecture::Gemma4
-        | ModelArchitecture::Gemma4Multimodal
-        | ModelArchitecture::Gemma4Unified => Some(ReasoningFamily::Gemma4),
+        _ if mentions(GEMMA4_REASONING) || architecture.is_gemma4() => {
+            Some(ReasoningFamily::Gemma4)
+        }
         ModelArchitecture::Qwen3
         | ModelArchitecture::Qwen3Moe
         | ModelArchitecture::Qwen3Vl

@@ -52,7 +52,7 @@ Rejected with the name of the field: other algorithms of ModelOpt (`NVFP4`, `W4A
 
 ### Kernels of attention
 
-On GPUs, heads of 64, 128 and 256 channels have fast attention kernels, with sliding windows and attention sinks; other head sizes use a reference kernel, which is slow.
+On GPUs, heads of 64, 128, 256 and 512 channels have fast attention kernels, with sliding windows and attention sinks; other head sizes use a reference kernel, which is slow.
 
 ### Weight files
 

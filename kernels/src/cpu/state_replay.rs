@@ -21,8 +21,7 @@ impl CpuKernel for ReplayRowPreparation<'_, '_> {
         self.check()?;
         let Self { arrays, cu_q, facts, rows } = self;
         let fact = |fact: RowMetadataField| facts.row::<i32>(fact as usize);
-        let (later, replay) =
-            (fact(RowMetadataField::LaterTokens), fact(RowMetadataField::Replay));
+        let (later, replay) = (fact(RowMetadataField::LaterTokens), fact(RowMetadataField::Replay));
         let written = fact(RowMetadataField::StateWrite);
         let replays = arrays.first_rows.cols();
         arrays.cu.row_mut::<i32>(0)[0] = 0;
@@ -113,7 +112,13 @@ impl ReplayCall<'_> {
     }
 
     /// Returns a copy of `elements` elements of the state before a row; zeros without a slot to read.
-    fn state_before(&self, row: &ReplayRow, layer: usize, offset: usize, elements: usize) -> Vec<f32> {
+    fn state_before(
+        &self,
+        row: &ReplayRow,
+        layer: usize,
+        offset: usize,
+        elements: usize,
+    ) -> Vec<f32> {
         row.read.map_or_else(
             || vec![0f32; elements],
             // SAFETY: the state has these elements, and no other row writes the slot.

@@ -3,17 +3,17 @@
 //! `attention_plain`.
 
 use device::gpu::{KernelDefine, KernelLaunch, KernelSource};
-use device::{DType, DeviceError, DeviceStream, MatMut, MatRef, check_at_most, check_size};
+use device::{DType, DeviceError, DeviceStream, MatMut, check_at_most, check_size};
 
 use super::attention_heads::{
-    LARGE_HEAD, QueryHeadPartition, decode_warps, key_range_defines, max_keys_read, max_queries,
-    window_argument,
+    LARGE_HEAD, QueryHeadPartition, append_key_range, decode_warps, key_range_defines,
+    max_keys_read, max_queries, window_argument,
 };
 use super::attention_splits::{SMALL_BATCH_ROWS, max_splits, split_sizes};
 use super::gemm::has_16_byte_rows;
 use super::launch_limits::DRIVER_BYTES;
 use crate::gpu::GpuBackend;
-use crate::{AttentionKeyRange, GpuKernel, KvLayout, PagedAttention, PagedAttentionArgs};
+use crate::{GpuKernel, KvLayout, PagedAttention, PagedAttentionArgs};
 
 pub(super) static DECODE: KernelSource = kernel_source!("attention_decode/attention_decode.hip");
 static PLAIN: KernelSource = kernel_source!("attention_plain/attention_plain.hip");
@@ -300,22 +300,6 @@ impl AttentionLaunchArgs<'_> {
     /// row strides of queries and outputs, and the factor of the scores.
     pub(super) fn strides(&self, launch: KernelLaunch, o_stride: u32) -> KernelLaunch {
         launch.u32(self.args.q.stride() as u32).u32(o_stride).f32(self.args.scale * LOG2_E)
-    }
-}
-
-/// Appends the size of the window, if there is one, and the address of the sinks, if there are sinks.
-pub(super) fn append_key_range(
-    launch: KernelLaunch,
-    keys: AttentionKeyRange,
-    sinks: Option<MatRef<'_>>,
-) -> KernelLaunch {
-    let launch = match keys.window {
-        Some(window) => launch.u32(window_argument(window)),
-        None => launch,
-    };
-    match sinks {
-        Some(sinks) => launch.arg(sinks),
-        None => launch,
     }
 }
 

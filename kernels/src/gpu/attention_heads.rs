@@ -1,6 +1,7 @@
 //! Partition of query heads among thread blocks, and the range of keys that a launch of attention reads.
 
-use device::gpu::KernelDefine;
+use device::MatRef;
+use device::gpu::{KernelDefine, KernelLaunch};
 
 use super::attention::TILE;
 use crate::AttentionKeyRange;
@@ -63,6 +64,22 @@ pub(super) fn key_range_defines(
 ) -> impl Iterator<Item = KernelDefine> {
     let windowed = keys.window.is_some().then_some(("WINDOWED", 1));
     windowed.into_iter().chain(has_sinks.then_some(("SINKS", 1)))
+}
+
+/// Appends the size of the window, if there is one, and the address of the sinks, if there are sinks.
+pub(super) fn append_key_range(
+    launch: KernelLaunch,
+    keys: AttentionKeyRange,
+    sinks: Option<MatRef<'_>>,
+) -> KernelLaunch {
+    let launch = match keys.window {
+        Some(window) => launch.u32(window_argument(window)),
+        None => launch,
+    };
+    match sinks {
+        Some(sinks) => launch.arg(sinks),
+        None => launch,
+    }
 }
 
 #[cfg(test)]

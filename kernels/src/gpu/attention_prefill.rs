@@ -127,7 +127,7 @@ impl WarpgroupTile {
     fn new(head_dim: usize, is_fp8: bool) -> Option<Self> {
         let (pairs, step_keys) = match head_dim {
             ..=128 => (128, 128),
-            ..=256 => (128, 64),
+            129..=256 => (128, 64),
             _ if is_fp8 => return None,
             _ => (64, 32),
         };
@@ -153,7 +153,7 @@ impl WarpgroupTile {
 fn step_keys(head_dim: usize, warp_size: u32) -> usize {
     match head_dim {
         ..=128 => 64,
-        ..=256 => 32,
+        129..=256 => 32,
         _ if warp_size == 32 => 32,
         _ => 16,
     }

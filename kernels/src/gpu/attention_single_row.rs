@@ -4,8 +4,8 @@
 use device::gpu::{KernelLaunch, KernelSource};
 use device::{DeviceError, DeviceStream, MatMut, MatRef};
 
-use super::attention::{LOG2_E, RECORD_EXTRA_FLOATS, TILE, append_key_range};
-use super::attention_heads::{key_range_defines, max_keys_read};
+use super::attention::{LOG2_E, RECORD_EXTRA_FLOATS, TILE};
+use super::attention_heads::{append_key_range, key_range_defines, max_keys_read};
 use super::rope_attention::sources;
 use crate::gpu::GpuBackend;
 use crate::{AttentionKeyRange, AttentionMetadata, BatchUpperBounds, KvLayout, QkNormRopeArgs};

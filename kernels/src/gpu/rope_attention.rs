@@ -6,9 +6,9 @@ use device::{Buffer, DType, DeviceError, DeviceStream, MatMut, check_dtype, chec
 
 use super::attention::{
     BLOCKS_WITH_RING, DECODE, DecodeOccupancyInputs, LOG2_E, RECORD_EXTRA_FLOATS,
-    SINGLE_ROW_RING_BYTES, TILE, append_key_range,
+    SINGLE_ROW_RING_BYTES, TILE,
 };
-use super::attention_heads::{decode_warps, key_range_defines, max_keys_read};
+use super::attention_heads::{append_key_range, decode_warps, key_range_defines, max_keys_read};
 use super::attention_single_row::{KvLayerPtr, SingleRowAttention};
 use super::attention_splits::{SINGLE_ROW_SPLITS, max_splits};
 use super::gemm::has_16_byte_rows;

@@ -88,7 +88,12 @@ fn check_step(
 pub(super) fn check_sequence_slots(seq_slots: &SequenceSlotArrays<'_>) -> Result<(), DeviceError> {
     const PARAM_WORDS: usize = size_of::<crate::step::SequenceSamplingParams>() / 4;
     check_at_least(KERNEL, "words of sampling parameters", seq_slots.params.cols(), PARAM_WORDS)?;
-    check_size(KERNEL, "words of the latest token", seq_slots.latest.cols(), crate::step::LatestToken::WORDS)?;
+    check_size(
+        KERNEL,
+        "words of the latest token",
+        seq_slots.latest.cols(),
+        crate::step::LatestToken::WORDS,
+    )?;
     for (what, x) in [
         ("latest token", &seq_slots.latest),
         ("block tables", &seq_slots.tables),

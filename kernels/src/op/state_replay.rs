@@ -96,7 +96,12 @@ pub struct StateReplay<'a, 'b> {
 }
 
 impl ReplayRowArrays<'_> {
-    fn check(&self, kernel: &'static str, facts: MatRef<'_>, rows: usize) -> Result<(), DeviceError> {
+    fn check(
+        &self,
+        kernel: &'static str,
+        facts: MatRef<'_>,
+        rows: usize,
+    ) -> Result<(), DeviceError> {
         check_at_least(kernel, "row boundaries", self.cu.cols(), rows + 1)?;
         check_at_least(kernel, "written slots", self.write.cols(), rows)?;
         check_at_least(kernel, "row facts", facts.rows(), RowMetadataField::COUNT)?;
@@ -116,7 +121,11 @@ impl ReplayInputArrays<'_> {
         self.gates.rows() / layout.layers.max(1)
     }
 
-    fn check(&self, kernel: &'static str, layout: &RecurrentStateLayout) -> Result<(), DeviceError> {
+    fn check(
+        &self,
+        kernel: &'static str,
+        layout: &RecurrentStateLayout,
+    ) -> Result<(), DeviceError> {
         layout.check()?;
         let rows = self.tokens(layout) * layout.layers;
         for (what, array, cols) in [

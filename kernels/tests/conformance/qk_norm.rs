@@ -97,7 +97,9 @@ fn value_heads<T: CpuTestFloat>() {
             for head in row[first..first + heads * dim].chunks_mut(dim) {
                 let squares: f64 = head.iter().map(|x| x * x).sum();
                 let scale = 1.0 / (squares / dim as f64 + f64::from(EPS)).sqrt();
-                head.iter_mut().for_each(|x| *x *= scale);
+                for x in head.iter_mut() {
+                    *x *= scale;
+                }
             }
         }
         for device in devices(2) {
@@ -106,10 +108,15 @@ fn value_heads<T: CpuTestFloat>() {
             let op = ValueHeadNorm { qkv: values, first, heads, head_dim: dim, eps: EPS };
             device.launch(&S, op).unwrap();
             assert!(error(&qkv, &expected) < tolerance::<T>());
-            let untouched = |row: &[T]| -> Vec<f32> { row[..first].iter().map(T::value).collect() };
+            let untouched =
+                |row: &[T]| -> Vec<f32> { row[..first].iter().map(|x| x.value()).collect() };
             assert_eq!(untouched(&qkv), untouched(&x));
         }
     }
+}
+
+#[test]
+fn value_head_norm_beyond_the_row_is_rejected() {
     let mut short = [0f32; 32];
     let qkv = MatMut::of(&mut short, 1, 32).unwrap();
     let op = ValueHeadNorm { qkv, first: 16, heads: 2, head_dim: 16, eps: EPS };

@@ -36,6 +36,12 @@ const SEQUENCES: [CaseSequence; 6] = [
     CaseSequence { tokens: 4, accepted: None, read: 0, write: 6, is_split: false },
 ];
 
+/// Where a layer stores the inputs of the first tokens of a step.
+struct ReplayStore<'a, 'b> {
+    arrays: &'a mut ReplayInputArrays<'b>,
+    tokens: usize,
+}
+
 /// Inputs of the tokens of all layers, weights, and the state pool before the step.
 pub(crate) struct ReplayCase<T> {
     layout: RecurrentStateLayout,
@@ -44,6 +50,12 @@ pub(crate) struct ReplayCase<T> {
     weight: Vec<f32>,
     heads: [Vec<f32>; 2],
     pool: Vec<u8>,
+}
+
+/// Returns the next number of a sequence, in [-1, 1).
+fn real(seed: &mut u32) -> f32 {
+    *seed = seed.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+    (*seed >> 24) as f32 / 128.0 - 1.0
 }
 
 impl<T: FloatElement> ReplayCase<T> {
@@ -59,12 +71,8 @@ impl<T: FloatElement> ReplayCase<T> {
             value_dim,
             conv_width,
         };
-        let mut x = 7_u32;
-        let mut real = || {
-            x = x.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
-            (x >> 24) as f32 / 128.0 - 1.0
-        };
-        let mut reals = |n: usize| -> Vec<f32> { (0..n).map(|_| real()).collect() };
+        let mut seed = 7;
+        let mut reals = |n: usize| -> Vec<f32> { (0..n).map(|_| real(&mut seed)).collect() };
         let elements = |x: Vec<f32>| x.into_iter().map(T::store).collect();
         let tokens = all_tokens() + PADDING;
         let pool = reals(layout.bytes() / 4).iter().flat_map(|x| x.to_le_bytes()).collect();
@@ -148,13 +156,11 @@ impl<T: FloatElement> ReplayCase<T> {
         for layer in 0..layout.layers {
             let states = StateSlotRows {
                 cu_q: arrays.cu.as_ref(),
-                read: facts
-                    .rows_from(RowMetadataField::StateRead as usize, 1)
-                    .columns(0, count),
+                read: facts.rows_from(RowMetadataField::StateRead as usize, 1).columns(0, count),
                 write: arrays.write.as_ref(),
                 max_row_len: 4,
             };
-            let store = Some((&mut inputs, stored));
+            let store = Some(ReplayStore { arrays: &mut inputs, tokens: stored });
             self.run_layer(device, &mut pool, layer, &tokens, states, store);
         }
         let (positions, latest) = (put(device, &staged.positions), put(device, &staged.latest));
@@ -181,7 +187,7 @@ impl<T: FloatElement> ReplayCase<T> {
         layer: usize,
         tokens: &[usize],
         rows: StateSlotRows<'_>,
-        store: Option<(&mut ReplayInputArrays<'_>, usize)>,
+        store: Option<ReplayStore<'_, '_>>,
     ) {
         let (layout, count) = (&self.layout, tokens.len());
         let (channels, heads) = (layout.conv_channels(), layout.value_heads);
@@ -207,7 +213,7 @@ impl<T: FloatElement> ReplayCase<T> {
         let (beta, decay) = (gates.columns(0, heads), gates.columns(heads, heads));
         let [a_log, dt_bias] =
             [&a_log, &dt_bias].map(|head| head.mat(DType::F32, 1, heads).unwrap());
-        if let Some((arrays, tokens)) = store {
+        if let Some(ReplayStore { arrays, tokens }) = store {
             let op = ReplayInputWrite {
                 arrays,
                 tokens,
@@ -272,7 +278,11 @@ impl StagedRows {
                     RowMetadataField::StateRead => sequence.read,
                     RowMetadataField::StateWrite => sequence.write,
                     RowMetadataField::Replay => {
-                        if sequence.accepted.is_some() { replays as i32 } else { 0 }
+                        if sequence.accepted.is_some() {
+                            replays as i32
+                        } else {
+                            0
+                        }
                     }
                 }));
             }
@@ -343,8 +353,7 @@ impl UploadedRows {
 
 fn put<T: DeviceElement>(device: &KernelBackend, values: &[T]) -> Buffer {
     // SAFETY: elements are plain numbers without padding.
-    let bytes =
-        unsafe { std::slice::from_raw_parts(values.as_ptr().cast(), size_of_val(values)) };
+    let bytes = unsafe { std::slice::from_raw_parts(values.as_ptr().cast(), size_of_val(values)) };
     put_bytes(device, bytes)
 }
 

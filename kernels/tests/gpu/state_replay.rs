@@ -1,7 +1,7 @@
 //! State updates after the verification of draft tokens: the GPU matches the CPU, and a run without draft tokens.
 
-use device::{DeviceDriver, FloatElement};
 use device::gpu::HalfDtype;
+use device::{DeviceDriver, FloatElement};
 use device::{bf16, f16};
 use kernels::KernelBackend;
 use kernels::gpu::GpuBackend;

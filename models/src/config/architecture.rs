@@ -166,7 +166,7 @@ impl ModelArchitecture {
     }
 
     /// Whether the layers are those of Gemma 4.
-    pub(crate) const fn is_gemma4(self) -> bool {
+    pub const fn is_gemma4(self) -> bool {
         matches!(self, Self::Gemma4 | Self::Gemma4Multimodal | Self::Gemma4Unified)
     }
 

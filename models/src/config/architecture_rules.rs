@@ -11,7 +11,7 @@ pub(crate) enum DecoderLayerKind {
     Qwen3Moe,
     /// Gated delta net or GQA, then experts or a gated MLP (`qwen3_next.rs`).
     Qwen3Next,
-    /// GQA whose layers may share KV caches, then experts beside a gated MLP, and per-layer inputs (`gemma4.rs`).
+    /// GQA whose layers may share KV caches, then experts in parallel with a gated MLP, and per-layer inputs (`gemma4.rs`).
     Gemma4,
     /// MLA, then experts or a gated MLP (`deepseek.rs`).
     Deepseek,

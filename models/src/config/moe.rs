@@ -141,7 +141,7 @@ fn gpt_oss(fields: &JsonFields) -> Result<MoeConfig, ModelConfigError> {
     Ok(MoeConfig { activation, has_biases: true, ..mixtral(fields)? })
 }
 
-/// Reads the MoE settings of Gemma 4, as transformers `modeling_gemma4.py` does: every layer has experts beside a dense
+/// Reads the MoE settings of Gemma 4, as transformers `modeling_gemma4.py` does: every layer has experts in parallel with a dense
 /// MLP, or no layer has experts.
 fn gemma4(fields: &JsonFields) -> Result<Option<MoeConfig>, ModelConfigError> {
     const TOP_K: &str = "top_k_experts";

@@ -1,11 +1,11 @@
-//! Experts beside the dense MLP of a layer (transformers `modeling_gemma4.py`).
+//! Experts in parallel with the dense MLP of a layer (transformers `modeling_gemma4.py`).
 
 use super::{GatedMlp, MoeMlp, ResidualStream, RmsNormLayer, SublayerNorms};
 use crate::config::MoeConfig;
 use crate::{ForwardContext, ForwardError, ModelConfig, ModelLoadError, Weights};
 use ops::Tensor;
 
-/// Mixture of experts beside a dense MLP: `x += norm(norm_1(mlp(pre_norm(x))) + norm_2(experts(pre_norm_2(x))))`. The router
+/// Mixture of experts in parallel with a dense MLP: `x += norm(norm_1(mlp(pre_norm(x))) + norm_2(experts(pre_norm_2(x))))`. The router
 /// reads `scale · x / rms(x) / √hidden`; each expert has a factor of its output.
 #[derive(Debug)]
 pub(crate) struct ParallelExperts {

@@ -17,13 +17,16 @@ fn text_fields() -> Value {
 
 #[test]
 fn gemma4_text_part_has_the_published_names() {
-    let config = json!({"architectures": ["Gemma4ForConditionalGeneration"], "text_config": text_fields()});
+    let config =
+        json!({"architectures": ["Gemma4ForConditionalGeneration"], "text_config": text_fields()});
     let folder = TestCheckpointFolder::of(&config.to_string(), u64::MAX);
     let plain = TestCheckpointFolder::of(&text_fields().to_string(), u64::MAX);
     assert_eq!(folder.values(), plain.values());
     folder.edit(|t| {
         let layer = "model.language_model.layers.1";
-        for name in ["layer_scalar", "router.scale", "router.per_expert_scale", "router.proj.weight"] {
+        for name in
+            ["layer_scalar", "router.scale", "router.per_expert_scale", "router.proj.weight"]
+        {
             assert!(t.contains_key(&format!("{layer}.{name}")), "{name}");
         }
         assert!(t.contains_key("model.language_model.embed_tokens_per_layer.weight"));
