@@ -11,15 +11,15 @@
 //   [rows + 1]; read, write i32 [rows]: state slot plus 1, or 0: none. Convolution states are f32 [CONV_WIDTH - 1,
 //   channels], oldest first. Tokens from cu_q[rows] on are padding; their outputs are 0.
 // Grid: gdn_conv: ceil(channels / bdim()) x ceil(tokens / chunk), a thread computes `chunk` tokens of a channel.
-// gdn_conv_state: ceil(channels / bdim()) x rows. gdn_delta_rule: a warp computes SLICE value columns of a head of a
-// row: ceil(value_heads * value_dim / SLICE / warps per block) x (rows + 1); the last y computes padding tokens.
-// Rounding: f32 throughout, rounded once at the store of y and o. Sums over keys: KEY_LANES lanes, each in ascending
-// order, then a tree, so that the result of a row does not depend on other rows or on how a prompt is divided.
-// Roofline: one token per row: the state, read and written once, over memory bandwidth. Many tokens per row: bound by
-// the latency of a token (a chain of products and one tree of sums) times the tokens of the longest row.
+// gdn_conv_state: ceil(channels / bdim()) x rows. gdn_delta_rule: a block computes SLICE value columns of a head of a row:
+// value_heads * ceil(value_dim / SLICE) x (rows + 1); the last y computes padding tokens. Rows of more than `max_tokens`
+// tokens are left to gdn_chunk.hip.
+// Rounding: f32 throughout, rounded once at the store of y and o. Sums over keys: gdn/state_slice.h.
+// Roofline: one token per row: the state, read and written once, over memory bandwidth. Several tokens per row: bound by
+// the latency of a token (a chain of products and one sum over a block).
 #include "dev.h"
 #include "attention/row_of.h"
-#include "gdn/gates.h"
+#include "gdn/state_slice.h"
 
 KERNEL(256)
 gdn_conv(ACT* y, const ACT* x, const float* w, float* states, const i32* cu_q, const i32* read, const i32* write, u32 rows,
@@ -92,101 +92,94 @@ gdn_conv_state(const ACT* x, float* states, const i32* cu_q, const i32* read, co
 }
 EXPORT(gdn_conv_state)
 
-enum : u32 {
-    SLICE = 8,                           // value columns of a warp
-    QUADS = SLICE / 4,                   // groups of lanes, each with four value columns
-    KEY_LANES = WARP_SIZE / QUADS,       // lanes over which the key channels are divided
-    LANE_KEYS = KEY_DIM / KEY_LANES,     // key channels of a lane
-    RULE_WARPS = 4                       // warps of a block
-};
-
 // Inputs of a token as one lane reads them.
 struct RuleInputs {
-    float q[LANE_KEYS], k[LANE_KEYS], v[4];
+    LaneKeys q, k;
+    f32x4 v;
     float beta, decay;
 };
 
-KERNEL(RULE_WARPS * WARP_SIZE)
+// Inputs of a value head.
+struct HeadInputs {
+    const ACT* q; const ACT* k; const ACT* v;
+    const ACT* beta; const ACT* decay;
+    u32 stride, beta_stride, decay_stride;
+    bool present;
+};
+DEV RuleInputs load_inputs(const HeadInputs& head, u32 t) {
+    const u64 at = (u64)t * head.stride;
+    RuleInputs in;
+    in.q = load_keys(head.q + at);
+    in.k = load_keys(head.k + at);
+    in.v = {{0.f, 0.f, 0.f, 0.f}};
+    if (head.present) in.v = load4(head.v + at);
+    in.beta = f32(head.beta[(u64)t * head.beta_stride]);
+    in.decay = f32(head.decay[(u64)t * head.decay_stride]);
+    return in;
+}
+
+// Updates the state by a token and returns its outputs.
+DEV f32x4 apply_token(StateSlice& state, const RuleInputs& in, float rate, float bias, WarpSums<11>& parts) {
+    // Products of the state with key (0 to 3) and query (4 to 7), and of key and query: kk, qq, kq.
+    KeySums<11> sums{};
+    UNROLL for (u32 n = 0; n < LANE_KEYS; ++n) {
+        const u32 i = summed_channel(n);
+        UNROLL for (u32 j = 0; j < 4; ++j) {
+            sums.v[j] = fma_(state.s[i][j], in.k.v[i], sums.v[j]);
+            sums.v[4 + j] = fma_(state.s[i][j], in.q.v[i], sums.v[4 + j]);
+        }
+        sums.v[8] = fma_(in.k.v[i], in.k.v[i], sums.v[8]);
+        sums.v[9] = fma_(in.q.v[i], in.q.v[i], sums.v[9]);
+        sums.v[10] = fma_(in.k.v[i], in.q.v[i], sums.v[10]);
+    }
+    add_lanes(sums, parts);
+    const float k_scale = key_scale(sums.v[8]), q_scale = key_scale(sums.v[9]) * rsqrt_((float)KEY_DIM);
+    const TokenGates gates = {exp2_(log2_decay(rate, in.decay + bias)), sigmoid(in.beta)};
+    float delta[4];
+    f32x4 out;
+    UNROLL for (u32 j = 0; j < 4; ++j) {
+        delta[j] = delta_of(gates, in.v.v[j], k_scale, sums.v[j]);
+        out.v[j] = q_scale * fma_(gates.shrink, sums.v[4 + j], k_scale * sums.v[10] * delta[j]);
+        delta[j] *= k_scale;
+    }
+    update_slice(state, in.k, delta, gates.shrink);
+    return out;
+}
+
+KERNEL(SLICE_WARPS * WARP_SIZE)
 gdn_delta_rule(ACT* o, const ACT* qkv, const ACT* beta, const ACT* decay, const float* a_log, const float* dt_bias,
-               float* states, const i32* cu_q, const i32* read, const i32* write, u32 rows, u32 tokens, u32 key_heads,
-               u32 value_heads, u32 value_dim, u32 o_stride, u32 qkv_stride, u32 beta_stride, u32 decay_stride,
-               u64 slot_stride) {
+               float* states, const i32* cu_q, const i32* read, const i32* write, u32 rows, u32 tokens, u32 max_tokens,
+               u32 key_heads, u32 value_heads, u32 value_dim, u32 o_stride, u32 qkv_stride, u32 beta_stride,
+               u32 decay_stride, u64 slot_stride) {
+    SHARED(WarpSums<11>, parts, 2);
     grid_wait();
     grid_launch_dependents();
-    const u32 slices = value_dim / SLICE, unit = bid_x() * RULE_WARPS + warp_id(), row = bid_y();
-    if (unit >= slices * value_heads) return;
-    const u32 head = unit / slices, key_head = head / (value_heads / key_heads);
-    const u32 key_lane = lane() % KEY_LANES, column = unit % slices * SLICE + lane() / KEY_LANES * 4;
-    ACT* out = o + head * value_dim + column;
+    const SliceColumns at = slice_columns(bid_x(), value_dim);
+    const u32 row = bid_y(), head = at.head, key_head = head / (value_heads / key_heads);
+    ACT* out = o + head * value_dim + at.column;
     if (row == rows) {
-        for (u32 t = (u32)cu_q[rows] + key_lane; t < tokens; t += KEY_LANES)
-            UNROLL for (u32 i = 0; i < 4; ++i) out[(u64)t * o_stride + i] = to<ACT>(0.f);
+        if (!at.present) return;
+        for (u32 t = (u32)cu_q[rows] + key_lane(); t < tokens; t += KEY_LANES)
+            store4(out + (u64)t * o_stride, {{0.f, 0.f, 0.f, 0.f}});
         return;
     }
     const u32 first = (u32)cu_q[row], end = (u32)cu_q[row + 1];
-    if (first >= end) return;
-    const u32 slot = (u32)read[row], slot_after = (u32)write[row];
-    const u64 offset = (u64)head * KEY_DIM * value_dim + column;
-    float s[LANE_KEYS][4];
-    const float* before = states + (u64)(slot == 0 ? 0 : slot - 1) * slot_stride + offset;
-    UNROLL for (u32 i = 0; i < LANE_KEYS; ++i) {
-        f32x4 from = {{0.f, 0.f, 0.f, 0.f}};
-        if (slot != 0) from = *(const f32x4*)(before + (u64)(i * KEY_LANES + key_lane) * value_dim);
-        UNROLL for (u32 j = 0; j < 4; ++j) s[i][j] = from.v[j];
-    }
-    const float rate = exp2_(1.44269504f * a_log[head]), bias = dt_bias[head];
-    const u32 key_channels = key_heads * KEY_DIM, key = key_head * KEY_DIM + key_lane;
-    const auto load = [=](u32 t) {
-        RuleInputs in;
-        const ACT* token = qkv + (u64)t * qkv_stride;
-        UNROLL for (u32 i = 0; i < LANE_KEYS; ++i) {
-            in.q[i] = f32(token[key + i * KEY_LANES]);
-            in.k[i] = f32(token[key_channels + key + i * KEY_LANES]);
-        }
-        UNROLL for (u32 j = 0; j < 4; ++j) in.v[j] = f32(token[2 * key_channels + head * value_dim + column + j]);
-        in.beta = f32(beta[(u64)t * beta_stride + head]);
-        in.decay = f32(decay[(u64)t * decay_stride + head]);
-        return in;
-    };
-    RuleInputs next = load(first);
+    if (first >= end || end - first > max_tokens) return;
+    const u32 slot = (u32)read[row], slot_after = (u32)write[row], key_channels = key_heads * KEY_DIM;
+    const ACT* q = qkv + key_head * KEY_DIM;
+    const HeadInputs inputs = {q, q + key_channels, qkv + 2 * key_channels + head * value_dim + at.column, beta + head,
+                               decay + head, qkv_stride, beta_stride, decay_stride, at.present};
+    RuleInputs in = load_inputs(inputs, first);
+    StateSlice state;
+    const float* before = states + (u64)(slot == 0 ? 0 : slot - 1) * slot_stride + state_offset(at, value_dim);
+    load_slice(state, before, value_dim, slot != 0 && at.present);
+    const float rate = decay_rate(a_log[head]), bias = dt_bias[head];
     for (u32 t = first; t < end; ++t) {
-        const RuleInputs in = next;
-        if (t + 1 < end) next = load(t + 1);
-        // Sums over the key channels: state times key and query, and products of key and query.
-        float sk[4] = {0.f, 0.f, 0.f, 0.f}, sq[4] = {0.f, 0.f, 0.f, 0.f}, kk = 0.f, qq = 0.f, kq = 0.f;
-        UNROLL for (u32 i = 0; i < LANE_KEYS; ++i) {
-            UNROLL for (u32 j = 0; j < 4; ++j) {
-                sk[j] = fma_(s[i][j], in.k[i], sk[j]);
-                sq[j] = fma_(s[i][j], in.q[i], sq[j]);
-            }
-            kk = fma_(in.k[i], in.k[i], kk);
-            qq = fma_(in.q[i], in.q[i], qq);
-            kq = fma_(in.k[i], in.q[i], kq);
-        }
-        UNROLL for (u32 j = 0; j < 4; ++j) {
-            sk[j] = group_sum<KEY_LANES>(sk[j]);
-            sq[j] = group_sum<KEY_LANES>(sq[j]);
-        }
-        kk = group_sum<KEY_LANES>(kk);
-        qq = group_sum<KEY_LANES>(qq);
-        kq = group_sum<KEY_LANES>(kq);
-        const float k_scale = rsqrt_(kk + 1e-6f), q_scale = rsqrt_(qq + 1e-6f) * rsqrt_((float)KEY_DIM);
-        const float shrink = exp2_(-1.44269504f * rate * softplus(in.decay + bias)), strength = sigmoid(in.beta);
-        float delta[4];
-        UNROLL for (u32 j = 0; j < 4; ++j) {
-            delta[j] = strength * (in.v[j] - shrink * k_scale * sk[j]);
-            const float value = q_scale * fma_(shrink, sq[j], k_scale * kq * delta[j]);
-            if (key_lane == 0) out[(u64)t * o_stride + j] = to<ACT>(value);
-            delta[j] *= k_scale;
-        }
-        UNROLL for (u32 i = 0; i < LANE_KEYS; ++i)
-            UNROLL for (u32 j = 0; j < 4; ++j) s[i][j] = fma_(in.k[i], delta[j], shrink * s[i][j]);
+        const f32x4 value = apply_token(state, in, rate, bias, parts[(t - first) % 2]);
+        if (key_lane() == 0 && at.present) store4(out + (u64)t * o_stride, value);
+        if (t + 1 < end) in = load_inputs(inputs, t + 1);
     }
-    if (slot_after == 0) return;
-    float* after = states + (u64)(slot_after - 1) * slot_stride + offset;
-    UNROLL for (u32 i = 0; i < LANE_KEYS; ++i) {
-        const f32x4 to_state = {{s[i][0], s[i][1], s[i][2], s[i][3]}};
-        *(f32x4*)(after + (u64)(i * KEY_LANES + key_lane) * value_dim) = to_state;
-    }
+    if (slot_after == 0 || !at.present) return;
+    store_slice(states + (u64)(slot_after - 1) * slot_stride + state_offset(at, value_dim), state, value_dim);
 }
 EXPORT(gdn_delta_rule)

@@ -12,11 +12,11 @@
 //   row l * stored_tokens + t; latest: LatestToken [sequence slots]. The number of tokens of a replay is the position of
 //   the latest token, which the sampler wrote, minus the position of the row's first token.
 // Grid: gdn_replay_rows: ceil(rows / bdim()). gdn_replay_inputs: ceil(stored columns / bdim()) x tokens. gdn_replay: (rule
-// blocks + ceil(channels / bdim())) x replays x layers; a warp updates SLICE value columns of a head.
+// blocks + ceil(channels / bdim())) x replays x layers; a block updates SLICE value columns of a head.
 // Rounding: f32, in the order of gdn_delta_rule, so that the states have the bits of a run without draft tokens.
 // Roofline: the states, read and written once, over memory bandwidth.
 #include "dev.h"
-#include "gdn/gates.h"
+#include "gdn/state_slice.h"
 #include "step/step.h"
 
 // Rows of the facts array; kernels/src/step/row_facts.rs.
@@ -50,21 +50,13 @@ gdn_replay_inputs(ACT* conv_inputs, ACT* keys_values, float* gates, const ACT* x
         keys_values[t * kv_channels + (c - channels)] = qkv[t * qkv_stride + key_channels + (c - channels)];
     } else if (c < channels + kv_channels + value_heads) {
         const u32 head = c - channels - kv_channels;
-        const float rate = exp2_(1.44269504f * a_log[head]), bias = dt_bias[head];
+        const float rate = decay_rate(a_log[head]), bias = dt_bias[head];
         float* to = gates + t * 2 * value_heads + head;
-        to[0] = exp2_(-1.44269504f * rate * softplus(f32(decay[t * decay_stride + head]) + bias));
+        to[0] = exp2_(log2_decay(rate, f32(decay[t * decay_stride + head]) + bias));
         to[value_heads] = sigmoid(f32(beta[t * beta_stride + head]));
     }
 }
 EXPORT(gdn_replay_inputs)
-
-enum : u32 {
-    SLICE = 8,                           // value columns of a warp
-    QUADS = SLICE / 4,                   // groups of lanes, each with four value columns
-    KEY_LANES = WARP_SIZE / QUADS,       // lanes over which the key channels are divided
-    LANE_KEYS = KEY_DIM / KEY_LANES,     // key channels of a lane
-    REPLAY_WARPS = 4                     // warps of a block
-};
 
 // Tokens and state slots of a replay. Without tokens, no state changes.
 struct ReplayRow {
@@ -98,10 +90,30 @@ DEV void replay_convolution(float* states, const ACT* inputs, const ReplayRow& r
     UNROLL for (u32 j = 0; j < BEFORE; ++j) after[(u64)j * channels] = last[j];
 }
 
-KERNEL(REPLAY_WARPS * WARP_SIZE)
+// Updates the state by a token: gdn_delta_rule without outputs.
+DEV void replay_token(StateSlice& state, const ACT* key, const f32x4& v, const TokenGates& gates, WarpSums<5>& parts) {
+    const LaneKeys k = load_keys(key);
+    KeySums<5> sums{};  // products of the state with the key, and the sum of squares of the key
+    UNROLL for (u32 n = 0; n < LANE_KEYS; ++n) {
+        const u32 i = summed_channel(n);
+        UNROLL for (u32 j = 0; j < 4; ++j) sums.v[j] = fma_(state.s[i][j], k.v[i], sums.v[j]);
+        sums.v[4] = fma_(k.v[i], k.v[i], sums.v[4]);
+    }
+    add_lanes(sums, parts);
+    const float k_scale = key_scale(sums.v[4]);
+    float delta[4];
+    UNROLL for (u32 j = 0; j < 4; ++j) {
+        delta[j] = delta_of(gates, v.v[j], k_scale, sums.v[j]);
+        delta[j] *= k_scale;
+    }
+    update_slice(state, k, delta, gates.shrink);
+}
+
+KERNEL(SLICE_WARPS * WARP_SIZE)
 gdn_replay(float* states, const ACT* conv_inputs, const ACT* keys_values, const float* gates, const i32* first_rows, const i32* facts,
            const i32* cu, const i32* positions, const u8* latest, u32 facts_stride, u32 rows, u32 stored_tokens, u32 key_heads,
            u32 value_heads, u32 value_dim, u32 rule_blocks, u32 conv_offset, u64 slot_stride, u64 layer_stride) {
+    SHARED(WarpSums<5>, parts, 2);
     grid_wait();
     grid_launch_dependents();
     const ReplayRow row =
@@ -115,43 +127,19 @@ gdn_replay(float* states, const ACT* conv_inputs, const ACT* keys_values, const 
         if (c < channels) replay_convolution(states + conv_offset, conv_inputs + input * channels, row, c, channels, slot_stride);
         return;
     }
-    const u32 slices = value_dim / SLICE, unit = bid_x() * REPLAY_WARPS + warp_id();
-    if (unit >= slices * value_heads) return;
-    const u32 head = unit / slices, key_head = head / (value_heads / key_heads);
-    const u32 key_lane = lane() % KEY_LANES, column = unit % slices * SLICE + lane() / KEY_LANES * 4;
-    const u64 offset = (u64)head * KEY_DIM * value_dim + column;
-    float s[LANE_KEYS][4];
-    const float* before = states + (u64)(row.read == 0 ? 0 : row.read - 1) * slot_stride + offset;
-    UNROLL for (u32 i = 0; i < LANE_KEYS; ++i) {
-        f32x4 from = {{0.f, 0.f, 0.f, 0.f}};
-        if (row.read != 0) from = *(const f32x4*)(before + (u64)(i * KEY_LANES + key_lane) * value_dim);
-        UNROLL for (u32 j = 0; j < 4; ++j) s[i][j] = from.v[j];
-    }
+    const SliceColumns at = slice_columns(bid_x(), value_dim);
+    const u32 key_head = at.head / (value_heads / key_heads);
+    StateSlice state;
+    const float* before = states + (u64)(row.read == 0 ? 0 : row.read - 1) * slot_stride + state_offset(at, value_dim);
+    load_slice(state, before, value_dim, row.read != 0 && at.present);
     const ACT* token = keys_values + input * kv_channels;
-    const float* gate = gates + input * 2 * value_heads + head;
+    const float* gate = gates + input * 2 * value_heads + at.head;
     for (u32 t = 0; t < row.tokens; ++t, token += kv_channels, gate += 2 * value_heads) {
-        float k[LANE_KEYS], sk[4] = {0.f, 0.f, 0.f, 0.f}, kk = 0.f;
-        UNROLL for (u32 i = 0; i < LANE_KEYS; ++i) {
-            k[i] = f32(token[key_head * KEY_DIM + key_lane + i * KEY_LANES]);
-            UNROLL for (u32 j = 0; j < 4; ++j) sk[j] = fma_(s[i][j], k[i], sk[j]);
-            kk = fma_(k[i], k[i], kk);
-        }
-        UNROLL for (u32 j = 0; j < 4; ++j) sk[j] = group_sum<KEY_LANES>(sk[j]);
-        kk = group_sum<KEY_LANES>(kk);
-        const float k_scale = rsqrt_(kk + 1e-6f), shrink = gate[0], strength = gate[value_heads];
-        float delta[4];
-        UNROLL for (u32 j = 0; j < 4; ++j) {
-            const float v = f32(token[key_channels + head * value_dim + column + j]);
-            delta[j] = strength * (v - shrink * k_scale * sk[j]);
-            delta[j] *= k_scale;
-        }
-        UNROLL for (u32 i = 0; i < LANE_KEYS; ++i)
-            UNROLL for (u32 j = 0; j < 4; ++j) s[i][j] = fma_(k[i], delta[j], shrink * s[i][j]);
+        f32x4 v = {{0.f, 0.f, 0.f, 0.f}};
+        if (at.present) v = load4(token + key_channels + at.head * value_dim + at.column);
+        replay_token(state, token + key_head * KEY_DIM, v, {gate[0], gate[value_heads]}, parts[t % 2]);
     }
-    float* after = states + (u64)(row.write - 1) * slot_stride + offset;
-    UNROLL for (u32 i = 0; i < LANE_KEYS; ++i) {
-        const f32x4 to_state = {{s[i][0], s[i][1], s[i][2], s[i][3]}};
-        *(f32x4*)(after + (u64)(i * KEY_LANES + key_lane) * value_dim) = to_state;
-    }
+    if (!at.present) return;
+    store_slice(states + (u64)(row.write - 1) * slot_stride + state_offset(at, value_dim), state, value_dim);
 }
 EXPORT(gdn_replay)

@@ -43,6 +43,7 @@ mod elementwise;
 mod embed;
 mod expert_load;
 mod fp8;
+mod gdn_chunk;
 mod gemm;
 mod gemm_large_m;
 mod gemm_medium_m;

@@ -1,9 +1,9 @@
 //! GPU launches of the state updates after the verification of draft tokens.
 
 use device::gpu::{KernelLaunch, KernelSource};
-use device::{DeviceError, DeviceStream, check_size};
+use device::{DeviceError, DeviceStream};
 
-use super::recurrent::{RULE_WARPS, SLICE, key_dim, state_ptr};
+use super::recurrent::{SLICE_WARPS, key_dim, rule_blocks, state_ptr};
 use crate::gpu::GpuBackend;
 use crate::{GpuKernel, RecurrentStateLayout, ReplayInputWrite, ReplayRowPreparation, StateReplay};
 
@@ -77,15 +77,14 @@ impl GpuKernel for StateReplay<'_, '_> {
     fn launch(self, gpu: &GpuBackend, s: &DeviceStream) -> Result<(), DeviceError> {
         self.check()?;
         let Self { pool, layout, inputs, arrays, facts, rows, replays, positions, latest } = self;
-        check_size(Self::KERNEL, "value channels modulo 8", layout.value_dim % SLICE, 0)?;
         let activations = inputs.conv_inputs.dtype();
         let defines = [
             ("ACT_F32", gpu.act_f32(Self::KERNEL, activations)?),
             ("CONV_WIDTH", layout.conv_width as u32),
             ("KEY_DIM", key_dim(gpu, layout)?),
         ];
-        let threads = RULE_WARPS as u32 * gpu.warp_size();
-        let rule_blocks = (layout.value_channels() / SLICE).div_ceil(RULE_WARPS) as u32;
+        let threads = SLICE_WARPS as u32 * gpu.warp_size();
+        let rule_blocks = rule_blocks(Self::KERNEL, layout)?;
         let conv_blocks = (layout.conv_channels() as u32).div_ceil(threads);
         let strides = StateStrides::of(layout);
         let kernel = gpu.kernel(&REPLAY, Self::KERNEL, &defines)?;

@@ -29,7 +29,8 @@ pub struct CausalConvolution<'a> {
 /// Gated delta rule, for each token of a row and each value head with state `S` `[key_dim, value_dim]`:
 /// `S = exp(g) S`, `δ = sigmoid(b) (v − Sᵀ k)`, `S = S + k δᵀ`, `o = Sᵀ q`, with `g = −exp(a_log) softplus(a + dt_bias)`.
 /// `q` and `k` are `x / sqrt(Σ x² + 1e-6)` of their channels, and `q` is multiplied by `key_dim^-½`. All arithmetic is
-/// f32. The state after the row is written to its slot. Outputs of padding tokens are 0.
+/// f32, but GPUs multiply 16-bit operands for rows of many tokens in 16-bit types. The state after the row is written to
+/// its slot. Outputs of padding tokens are 0.
 #[derive(Debug)]
 pub struct GatedDeltaRule<'a> {
     /// Output `[tokens, value_heads · value_dim]`.

@@ -49,6 +49,7 @@ mod pooling;
 mod qk_norm;
 mod qk_rope;
 mod recurrent;
+mod recurrent_speed;
 mod replay_case;
 mod rope_attention;
 mod row_speed;

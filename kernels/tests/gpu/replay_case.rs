@@ -12,6 +12,8 @@ const S: DeviceStream = DeviceStream(0);
 const START: i32 = 70;
 /// Number of tokens and of rows that are padding.
 const PADDING: usize = 2;
+/// Number of tokens of the longest row.
+const MAX_ROW_LEN: usize = 70;
 
 /// Tokens of one sequence in the step.
 #[derive(Debug, Clone, Copy)]
@@ -27,13 +29,15 @@ struct CaseSequence {
 }
 
 /// Sequences with and without draft tokens: none, some and all of them are accepted; one forks its state, one starts it.
-const SEQUENCES: [CaseSequence; 6] = [
+/// A prompt of many tokens comes last.
+const SEQUENCES: [CaseSequence; 7] = [
     CaseSequence { tokens: 3, accepted: Some(2), read: 1, write: 1, is_split: true },
     CaseSequence { tokens: 6, accepted: Some(6), read: 2, write: 3, is_split: false },
     CaseSequence { tokens: 1, accepted: None, read: 4, write: 4, is_split: true },
     CaseSequence { tokens: 2, accepted: Some(0), read: 5, write: 5, is_split: true },
     CaseSequence { tokens: 5, accepted: Some(1), read: 7, write: 7, is_split: false },
     CaseSequence { tokens: 4, accepted: None, read: 0, write: 6, is_split: false },
+    CaseSequence { tokens: MAX_ROW_LEN, accepted: None, read: 0, write: 8, is_split: false },
 ];
 
 /// Where a layer stores the inputs of the first tokens of a step.
@@ -60,7 +64,7 @@ fn real(seed: &mut u32) -> f32 {
 
 impl<T: FloatElement> ReplayCase<T> {
     pub(crate) fn new(key_dim: usize, value_dim: usize) -> Self {
-        let (layers, slots, conv_width) = (3, 7, 4);
+        let (layers, slots, conv_width) = (3, 8, 4);
         let (key_heads, value_heads) = (2, 4);
         let layout = RecurrentStateLayout {
             layers,
@@ -158,7 +162,7 @@ impl<T: FloatElement> ReplayCase<T> {
                 cu_q: arrays.cu.as_ref(),
                 read: facts.rows_from(RowMetadataField::StateRead as usize, 1).columns(0, count),
                 write: arrays.write.as_ref(),
-                max_row_len: 4,
+                max_row_len: MAX_ROW_LEN,
             };
             let store = Some(ReplayStore { arrays: &mut inputs, tokens: stored });
             self.run_layer(device, &mut pool, layer, &tokens, states, store);
@@ -346,7 +350,7 @@ impl UploadedRows {
             cu_q: self.cu_q.mat(DType::I32, 1, self.rows + 1).unwrap(),
             read: self.read.mat(DType::I32, 1, self.rows).unwrap(),
             write: self.write.mat(DType::I32, 1, self.rows).unwrap(),
-            max_row_len: 6,
+            max_row_len: MAX_ROW_LEN,
         }
     }
 }

@@ -1,0 +1,170 @@
+// gdn_chunk/walk.h - a block has the state of 16 * COLUMN_WARPS value columns of a head in registers and processes the chunks of
+// a row in order. The first COLUMN_WARPS warps update the state; each passes its state before the chunk and the deltas of the
+// chunk to an output warp, which computes the outputs while the state warp is at the next chunk.
+#pragma once
+#include "gdn_chunk/copies.h"
+
+// The state of 16 value columns: tile t has keys 16t to 16t + 15.
+struct ColumnState { FragC tile[KEY_TILES]; };
+
+DEV void load_state(ColumnState& s, const float* from, u32 value_dim, bool present) {
+    UNROLL for (u32 t = 0; t < KEY_TILES; ++t)
+        UNROLL for (u32 e = 0; e < FragLayout::NC; ++e)
+            s.tile[t].x[e] = present ? from[(u64)(t * 16 + index_of(e)) * value_dim + column_of(e)] : 0.f;
+}
+DEV void store_state(float* to, const ColumnState& s, u32 value_dim) {
+    UNROLL for (u32 t = 0; t < KEY_TILES; ++t)
+        UNROLL for (u32 e = 0; e < FragLayout::NC; ++e)
+            to[(u64)(t * 16 + index_of(e)) * value_dim + column_of(e)] = s.tile[t].x[e];
+}
+
+// Operands of 16 columns: of the tokens of a chunk, of all keys.
+struct TokenColumns { ColumnOperand tile[TILES]; };
+struct KeyColumns { ColumnOperand tile[KEY_TILES]; };
+
+// Returns v - e^G K s for each token and column, the right-hand side of (I + A) delta = diag(beta) (v - e^G K s).
+DEV TokenColumns value_residuals(const KeyColumns& state, const StateStage& stage, u32 column) {
+    FragC known[TILES];
+    UNROLL for (u32 i = 0; i < TILES; ++i) known[i] = zero_c();
+    UNROLL for (u32 t = 0; t < KEY_TILES; ++t)
+        UNROLL for (u32 i = 0; i < TILES; ++i)
+            multiply(known[i], load_tile(stage.k + i * 16 * K_STRIDE + t * 16, K_STRIDE), state.tile[t]);
+    const KeyFactors& factors = factors_of(stage.record);
+    TokenColumns residuals;
+    UNROLL for (u32 i = 0; i < TILES; ++i) {
+        const ColumnOperand v = load_columns(stage.v + i * 16 * V_STRIDE + column, V_STRIDE);
+        UNROLL for (u32 e = 0; e < FragLayout::NC; ++e)
+            known[i].x[e] = fma_(-factors.read[i * 16 + index_of(e)], known[i].x[e], f32(v.x[e]));
+        residuals.tile[i] = rounded<ColumnOperand>(known[i]);
+    }
+    return residuals;
+}
+
+// Solves (I + A) delta = diag(beta) residuals, passes delta to the output warp, and returns e^(G(last) - G) delta / |k|.
+struct InverseTiles { TileOperand tile[PAIRS]; };
+DEV TokenColumns written_deltas(const TokenColumns& residuals, const InverseTiles& inverse, const KeyFactors& factors,
+                                ChunkMail& mail) {
+    FragC delta[TILES];
+    UNROLL for (u32 i = 0; i < TILES; ++i) delta[i] = zero_c();
+    UNROLL for (u32 j = 0; j < TILES; ++j)
+        UNROLL for (u32 i = j; i < TILES; ++i) multiply(delta[i], inverse.tile[pair_index(i, j)], residuals.tile[j]);
+    TokenColumns written;
+    UNROLL for (u32 i = 0; i < TILES; ++i) {
+        FragC scaled;
+        UNROLL for (u32 e = 0; e < FragLayout::NC; ++e) scaled.x[e] = delta[i].x[e] * factors.write[i * 16 + index_of(e)];
+        written.tile[i] = rounded<ColumnOperand>(scaled);
+    }
+    // Stored last, because loads of shared memory are not moved over stores.
+    UNROLL for (u32 i = 0; i < TILES; ++i) mail.delta[i][lane()] = as_b(rounded<ColumnOperand>(delta[i]));
+    return written;
+}
+
+DEV void load_inverse(InverseTiles& inverse, const StateRecord& record) {
+    UNROLL for (u32 n = 0; n < PAIRS; ++n) inverse.tile[n] = record.inverse[n][lane()];
+}
+
+// Updates the state of 16 columns by a chunk: s = e^G(last) s + sum of e^(G(last) - G) k delta^T.
+DEV void update_state(ColumnState& s, const StateStage& stage, const StateRecord& record, u32 column, ChunkMail& mail) {
+    InverseTiles inverse;
+    if (WARP_SIZE == 64) load_inverse(inverse, record);  // from memory: as early as possible
+    KeyColumns state;
+    UNROLL for (u32 t = 0; t < KEY_TILES; ++t) state.tile[t] = rounded<ColumnOperand>(s.tile[t]);
+    UNROLL for (u32 t = 0; t < KEY_TILES; ++t) mail.state[t][lane()] = as_b(state.tile[t]);
+    const TokenColumns residuals = value_residuals(state, stage, column);
+    if (WARP_SIZE == 32) load_inverse(inverse, record);  // from shared memory: not before registers are free
+    const KeyFactors& factors = factors_of(stage.record);
+    const TokenColumns written = written_deltas(residuals, inverse, factors, mail);
+    const float total = factors.total[0];
+    UNROLL for (u32 t = 0; t < KEY_TILES; ++t)
+        UNROLL for (u32 e = 0; e < FragLayout::NC; ++e) s.tile[t].x[e] *= total;
+    UNROLL for (u32 i = 0; i < TILES; ++i)
+        UNROLL for (u32 t = 0; t < KEY_TILES; ++t)
+            multiply(s.tile[t], load_transposed(stage.k + i * 16 * K_STRIDE + t * 16, K_STRIDE), written.tile[i]);
+}
+
+// Stores a tile of outputs of 16 tokens and 16 columns, of which `tokens` are in the row.
+DEV void store_outputs(half_t* o, u32 o_stride, const FragC& out, u32 tokens) {
+#if WARP_SIZE == 64
+    UNROLL for (u32 e = 0; e < FragLayout::NC; ++e)
+        if (FragLayout::c_row(e) < tokens) o[(u64)FragLayout::c_row(e) * o_stride + FragLayout::c_col(e)] = to_half(out.x[e]);
+#else
+    UNROLL for (u32 e = 0; e < FragLayout::NC; e += 2)
+        if (FragLayout::c_row(e) < tokens)
+            *(u32*)(o + (u64)FragLayout::c_row(e) * o_stride + FragLayout::c_col(e)) = pack_half(out.x[e], out.x[e + 1]);
+#endif
+}
+
+// Computes the outputs of a chunk: e^G Q s + tril(Q K^T * decay) delta.
+DEV void chunk_outputs(half_t* o, u32 o_stride, const OutputStage& stage, const OutputRecord& record, const ChunkMail& mail,
+                       u32 tokens) {
+    const QueryFactors& factors = factors_of(stage.record);
+    FragA scores[PAIRS];
+    UNROLL for (u32 n = 0; n < PAIRS; ++n) scores[n] = record.scores[n][lane()];
+    FragC out[TILES];
+    UNROLL for (u32 i = 0; i < TILES; ++i) out[i] = zero_c();
+    UNROLL for (u32 t = 0; t < KEY_TILES; ++t) {
+        const FragB state = mail.state[t][lane()];
+        UNROLL for (u32 i = 0; i < TILES; ++i) mma16(out[i], load_a(stage.q + i * 16 * K_STRIDE + t * 16, K_STRIDE), state);
+    }
+    UNROLL for (u32 i = 0; i < TILES; ++i) {
+        UNROLL for (u32 e = 0; e < FragLayout::NC; ++e) out[i].x[e] *= factors.read[i * 16 + FragLayout::c_row(e)];
+        UNROLL for (u32 j = 0; j <= i; ++j) mma16(out[i], scores[pair_index(i, j)], mail.delta[j][lane()]);
+        store_outputs(o + (u64)i * 16 * o_stride, o_stride, out[i], tokens > i * 16 ? tokens - i * 16 : 0);
+    }
+}
+
+// Arguments of gdn_chunk_walk.
+struct WalkParams {
+    half_t* o;
+    const ChunkRecord* records;
+    const half_t* qkv;
+    float* states;
+    const i32* cu_q; const i32* read; const i32* write;
+    u32 key_heads, value_heads, value_dim, o_stride, qkv_stride;
+    u64 slot_stride;
+};
+// The value columns of a warp: 16 of the block's, which begin at `first_column` of the head.
+struct WarpColumns {
+    u32 head, first_column, warp;
+    bool of_state;  // whether the warp updates the state or computes outputs
+};
+
+DEV RowInputs row_inputs(const WalkParams& p, const WarpColumns& at, u32 row) {
+    const u32 first = (u32)p.cu_q[row], key_channels = p.key_heads * KEY_DIM, key_head = at.head / (p.value_heads / p.key_heads);
+    const half_t* token = p.qkv + (u64)first * p.qkv_stride;
+    const half_t* q = token + key_head * KEY_DIM;
+    return {q, q + key_channels, token + 2 * key_channels + at.head * p.value_dim + at.first_column,
+            p.records + (u64)first_record(p.cu_q, row) * p.value_heads + at.head, p.qkv_stride, p.value_heads,
+            (u32)p.cu_q[row + 1] - first};
+}
+
+// Computes a row. In turn t, state warps are at chunk t, output warps at chunk t - 1.
+DEV void walk_row(WalkShared& s, const WalkParams& p, const WarpColumns& at, u32 row) {
+    const RowInputs inputs = row_inputs(p, at, row);
+    const u32 chunks = (inputs.tokens + CHUNK - 1) / CHUNK, slot = (u32)p.read[row], slot_after = (u32)p.write[row];
+    const u32 column = at.warp * 16, head_column = at.first_column + column;
+    const u64 offset = (u64)at.head * KEY_DIM * p.value_dim + head_column;
+    half_t* out = p.o + (u64)p.cu_q[row] * p.o_stride + at.head * p.value_dim + head_column;
+    TurnCopies copies;
+    start_copies(copies, s, inputs, 0, chunks);
+    ColumnState state;
+    if (at.of_state) load_state(state, p.states + (u64)(slot == 0 ? 0 : slot - 1) * p.slot_stride + offset, p.value_dim, slot != 0);
+    for (u32 turn = 0; turn <= chunks; ++turn) {
+        finish_copies(copies, s, inputs, turn, chunks);
+        start_copies(copies, s, inputs, turn + 1, chunks);
+        const u32 last = turn - 1;
+        if (at.of_state && turn < chunks) {
+            const StateStage& stage = s.state[turn % STAGES];
+            const StateRecord& tiles = tiles_of(stage.record, record_of(inputs, turn).state);
+            update_state(state, stage, tiles, column, s.mail[turn % 2][at.warp]);
+        }
+        if (!at.of_state && turn > 0) {
+            const OutputStage& stage = s.output[last % STAGES];
+            const OutputRecord& tiles = tiles_of(stage.record, record_of(inputs, last).output);
+            chunk_outputs(out + (u64)last * CHUNK * p.o_stride, p.o_stride, stage, tiles, s.mail[last % 2][at.warp],
+                          inputs.tokens - last * CHUNK);
+        }
+    }
+    if (at.of_state && slot_after != 0) store_state(p.states + (u64)(slot_after - 1) * p.slot_stride + offset, state, p.value_dim);
+    sync();  // The next row begins with the first stage.
+}
