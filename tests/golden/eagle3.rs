@@ -12,7 +12,7 @@ use models::{
 };
 use ops::{DType, KvPool};
 
-use crate::fixture::{Eagle3Fixture, GoldenFixture};
+use crate::fixture::{DraftChain, Eagle3Fixture, GoldenFixture};
 use crate::model_harness::{
     self, BLOCK_TOKENS, ModelHarness, POSITIONS, RankContext, SequenceRow, ShardingMode,
     difference, matrix, run_ranks, top,
@@ -170,7 +170,7 @@ fn matches_reference(rank_context: &RankContext, fixture: &Eagle3Fixture, newer:
 
     // Each chain of draft tokens (each one computed from the previous draft token) matches the reference, and
     // the KV entries that it writes do not affect the next chain.
-    for (at, chain) in &fixture.chains {
+    for DraftChain { start: at, tokens: chain } in &fixture.chains {
         let mut row = again.clone();
         let mut pass = layer.draft(&row.part(1, *at), &states[..*at]);
         for (i, expected) in chain.iter().enumerate() {

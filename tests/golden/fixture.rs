@@ -31,9 +31,9 @@ pub(crate) struct GoldenFixture {
     pub(crate) draft_tokens: Vec<i32>,
     /// Logits of the MTP module for the last few of `draft_tokens`: `[positions, vocab_size]`.
     pub(crate) draft_logits: Vec<Vec<f32>>,
-    /// Positions, each with a chain of draft tokens that follow it. Each draft token of a chain is computed from the
+    /// Chains of draft tokens. Each draft token of a chain is computed from the
     /// module's output for the previous draft token.
-    pub(crate) draft_chains: Vec<(usize, Vec<i32>)>,
+    pub(crate) draft_chains: Vec<DraftChain>,
 }
 
 /// Tolerance for the results of one fixture in 16-bit types. The fixture file states the reason for the
@@ -125,9 +125,9 @@ pub(crate) struct Eagle3Fixture {
     pub(crate) tokens: Vec<i32>,
     /// Logits of the layer for the last few of `tokens`: `[positions, draft vocab_size]`.
     pub(crate) logits: Vec<Vec<f32>>,
-    /// Positions, each with a chain of draft tokens that follow it. Each draft token of a chain is computed
+    /// Chains of draft tokens. Each draft token of a chain is computed
     /// from the layer's output for the previous draft token.
-    pub(crate) chains: Vec<(usize, Vec<i32>)>,
+    pub(crate) chains: Vec<DraftChain>,
 }
 
 impl Eagle3Fixture {
@@ -152,10 +152,18 @@ impl Eagle3Fixture {
     }
 }
 
-/// Returns the positions in `starts`, each with its row of `tokens`.
-fn chains(starts: &FixtureTensor<'_>, tokens: &FixtureTensor<'_>) -> Vec<(usize, Vec<i32>)> {
+/// Draft tokens that follow one another.
+pub(crate) struct DraftChain {
+    /// Position after which the chain begins.
+    pub(crate) start: usize,
+    pub(crate) tokens: Vec<i32>,
+}
+
+/// Returns the chains that begin after the positions in `starts`, each with its row of `tokens`.
+fn chains(starts: &FixtureTensor<'_>, tokens: &FixtureTensor<'_>) -> Vec<DraftChain> {
     let starts = starts.words(i32::from_le_bytes).into_iter().map(|at| at as usize);
-    starts.zip(rows(&tokens.words(i32::from_le_bytes), tokens.shape[1])).collect()
+    let tokens = rows(&tokens.words(i32::from_le_bytes), tokens.shape[1]);
+    starts.zip(tokens).map(|(start, tokens)| DraftChain { start, tokens }).collect()
 }
 
 /// Checkpoint that a quantisation tool wrote, with reference logits.

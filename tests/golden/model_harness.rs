@@ -119,6 +119,12 @@ pub(crate) struct ForwardResults {
     pub(crate) routes: Vec<Vec<Vec<i32>>>,
 }
 
+/// Logits and hidden states of an MTP module, `[tokens, vocab_size]` and `[tokens, hidden_size]`.
+pub(crate) struct MtpOutputs {
+    pub(crate) logits: Vec<Vec<f32>>,
+    pub(crate) states: Vec<Vec<f32>>,
+}
+
 impl RankContext {
     /// Context for a model that runs on a single rank, without sharding.
     pub(crate) fn single() -> Self {
@@ -488,22 +494,18 @@ impl<'a> ModelHarness<'a> {
     /// Runs the MTP module on a row; returns its logits for each token. `before`: for each token, the model's
     /// hidden state of the previous token.
     pub(crate) fn mtp_logits(&self, row: &SequenceRow, before: &[Vec<f32>]) -> Vec<Vec<f32>> {
-        self.mtp_outputs(row, before).0
+        self.mtp_outputs(row, before).logits
     }
 
     /// As `mtp_logits`, but also returns the module's hidden states, from which the next draft token is computed.
-    pub(crate) fn mtp_outputs(
-        &self,
-        row: &SequenceRow,
-        before: &[Vec<f32>],
-    ) -> (Vec<Vec<f32>>, Vec<Vec<f32>>) {
+    pub(crate) fn mtp_outputs(&self, row: &SequenceRow, before: &[Vec<f32>]) -> MtpOutputs {
         let mut states = Vec::new();
         let logits = self.with(&[row], |f, ids| {
             let hidden = self.mtp.as_ref().unwrap().forward(f, ids, &self.tensor(before)).unwrap();
             states = matrix(&self.ops, &hidden).unwrap();
             self.model.logits(f, &hidden).unwrap()
         });
-        (logits, states)
+        MtpOutputs { logits, states }
     }
 
     /// As `mtp_logits`, but also returns the experts that the MTP module selects, in ascending order:

@@ -5,7 +5,7 @@ use models::{ModelConfig, check_split};
 use ops::DType;
 
 use crate::check_half;
-use crate::fixture::GoldenFixture;
+use crate::fixture::{DraftChain, GoldenFixture};
 use crate::model_harness::{
     self, ModelHarness, RankContext, SequenceRow, ShardingMode, closeness, difference, run_ranks,
     top,
@@ -65,17 +65,17 @@ fn chains_match_reference(
     row: &SequenceRow,
     hidden: &[Vec<f32>],
 ) {
-    for (at, chain) in &fixture.draft_chains {
+    for DraftChain { start: at, tokens: chain } in &fixture.draft_chains {
         let mut row = row.clone();
-        let (mut logits, mut states) = harness.mtp_outputs(&row.part(1, *at), &hidden[..*at]);
+        let mut outputs = harness.mtp_outputs(&row.part(1, *at), &hidden[..*at]);
         for (i, expected) in chain.iter().enumerate() {
-            let last = logits.len() - 1;
-            let draft_token = top(&logits[last]) as i32;
+            let last = outputs.logits.len() - 1;
+            let draft_token = top(&outputs.logits[last]) as i32;
             assert_eq!(draft_token, *expected, "draft {i} after {at}");
             let position = at + 1 + i;
             row.tokens.resize(row.tokens.len().max(position + 1), 0);
             row.tokens[position] = draft_token;
-            (logits, states) = harness.mtp_outputs(&row.part(position, 1), &states[last..]);
+            outputs = harness.mtp_outputs(&row.part(position, 1), &outputs.states[last..]);
         }
     }
 }

@@ -1,6 +1,6 @@
 //! GPU launches of the gated delta rule in chunks, for rows of many tokens.
 
-use device::gpu::{KernelLaunch, KernelSource};
+use device::gpu::{KernelDefine, KernelLaunch, KernelSource};
 use device::{DeviceError, DeviceStream};
 
 use super::gemm::has_16_byte_rows;
@@ -98,7 +98,7 @@ impl ChunkedRule {
         self.walk(gpu, s, op, records)
     }
 
-    fn defines(&self, layout: &RecurrentStateLayout) -> [(&'static str, u32); 2] {
+    fn defines(&self, layout: &RecurrentStateLayout) -> [KernelDefine; 2] {
         [("KEY_DIM", layout.key_dim as u32), ("COLUMN_WARPS", self.warps.0 as u32)]
     }
 

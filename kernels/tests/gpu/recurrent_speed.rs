@@ -36,7 +36,7 @@ fn layout_of(rows: usize) -> RecurrentStateLayout {
 }
 
 /// Arrays of a step on the GPU.
-struct StepArrays {
+struct RecurrentStepArrays {
     o: DeviceArray<bf16>,
     qkv: DeviceArray<bf16>,
     gates: DeviceArray<bf16>,
@@ -45,7 +45,7 @@ struct StepArrays {
     slots: DeviceArray<i32>,
 }
 
-impl StepArrays {
+impl RecurrentStepArrays {
     fn new(pair: &CpuGpuPair, layout: &RecurrentStateLayout, rows: usize, len: usize) -> Self {
         let (gpu, tokens) = (&pair.gpu, rows * len);
         let (channels, heads) = (layout.conv_channels(), layout.value_heads);
@@ -74,7 +74,7 @@ fn measure(pair: &CpuGpuPair, rows: usize, len: usize) {
     let gpu: &GpuBackend = &pair.gpu;
     let mut pool = gpu.alloc(layout.bytes()).unwrap();
     gpu.upload(&mut pool, 0, &vec![0; layout.bytes()]).unwrap();
-    let mut arrays = StepArrays::new(pair, &layout, rows, len);
+    let mut arrays = RecurrentStepArrays::new(pair, &layout, rows, len);
     let heads = layout.value_heads;
     let time = microseconds(pair, CHAIN, |i| {
         let [beta, decay] = [0, heads].map(|from| arrays.gates.mat().columns(from, heads));

@@ -91,13 +91,13 @@ impl<T: FloatElement> ReplayCase<T> {
     }
 
     /// Inputs of the given tokens in one layer, and their gates.
-    fn inputs(&self, layer: usize, tokens: &[usize]) -> (Vec<T>, Vec<T>) {
+    fn inputs(&self, layer: usize, tokens: &[usize]) -> [Vec<T>; 2] {
         let all = all_tokens() + PADDING;
         let rows = |x: &[T], width: usize| -> Vec<T> {
             let row = |&t: &usize| &x[(layer * all + t) * width..][..width];
             tokens.iter().flat_map(row).copied().collect()
         };
-        (rows(&self.x, self.layout.conv_channels()), rows(&self.gates, 2 * self.layout.value_heads))
+        [rows(&self.x, self.layout.conv_channels()), rows(&self.gates, 2 * self.layout.value_heads)]
     }
 
     /// Runs all layers over the accepted tokens, without draft tokens. Returns the state pool.
@@ -195,7 +195,7 @@ impl<T: FloatElement> ReplayCase<T> {
     ) {
         let (layout, count) = (&self.layout, tokens.len());
         let (channels, heads) = (layout.conv_channels(), layout.value_heads);
-        let (x, gates) = self.inputs(layer, tokens);
+        let [x, gates] = self.inputs(layer, tokens);
         let (x, gates) = (put(device, &x), put(device, &gates));
         let (weight, [a_log, dt_bias]) =
             (put(device, &self.weight), self.heads.each_ref().map(|head| put(device, head)));
