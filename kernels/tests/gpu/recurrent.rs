@@ -287,9 +287,9 @@ fn chunk_error<T: GpuTestFloat>() -> f32 {
 
 /// Rows of more than a chunk, of part of a chunk, of draft tokens and of one token; a row without a state, a fork, and a row
 /// whose state is not stored.
-fn long_batches() -> Vec<Vec<[i32; 3]>> {
+fn long_batches() -> [Vec<[i32; 3]>; 3] {
     let mixed = vec![[1, 4, 4], [65, 0, 5], [128, 1, 2], [5, 3, 3], [18, 0, 0], [0, 0, 0]];
-    vec![mixed, vec![[200, 2, 2]], vec![[64, 1, 3], [17, 2, 2], [130, 0, 4]]]
+    [mixed, vec![[200, 2, 2]], vec![[64, 1, 3], [17, 2, 2], [130, 0, 4]]]
 }
 
 /// Decay of all tokens of a case.
@@ -318,14 +318,18 @@ impl<T: GpuTestFloat> DeltaNetCase<T> {
 fn long_rows<T: GpuTestFloat>(devices: &[Arc<GpuBackend>]) {
     let [_, layout] = layouts();
     let narrow = RecurrentStateLayout { key_dim: 64, value_dim: 32, ..layout };
-    for rows in long_batches() {
-        for decay in [TokenDecay::Random, TokenDecay::Strong, TokenDecay::None] {
-            for layout in [layout, narrow] {
-                let case = DeltaNetCase::<T>::new(layout, rows.clone()).decaying(decay);
-                for device in devices {
-                    compare(device, &case, chunk_error::<T>());
-                }
-            }
+    let [mixed, alone, prompts] = long_batches();
+    for (layout, rows, decay) in [
+        (layout, &mixed, TokenDecay::Random),
+        (layout, &mixed, TokenDecay::Strong),
+        (layout, &mixed, TokenDecay::None),
+        (layout, &alone, TokenDecay::Random),
+        (layout, &prompts, TokenDecay::None),
+        (narrow, &mixed, TokenDecay::Random),
+    ] {
+        let case = DeltaNetCase::<T>::new(layout, rows.clone()).decaying(decay);
+        for device in devices {
+            compare(device, &case, chunk_error::<T>());
         }
     }
 }
