@@ -68,6 +68,7 @@ released:
 
 # Test random interleavings of the threads that exchange requests, events and bitmasks.
 interleavings:
+    cargo clippy --lib --tests --features hadron/interleavings --locked -- -D warnings
     cargo test --lib --features hadron/interleavings interleavings -- --nocapture
 
 # Run the tests of unsafe kernel code that Miri supports; needs `rustup component add --toolchain nightly miri rust-src`.
