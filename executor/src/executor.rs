@@ -253,6 +253,13 @@ impl Executor {
         self.model.ops.mem_info().free_bytes
     }
 
+    /// Returns the number of kernel modules that are loaded. Kernels are compiled before the executor is ready, so the value does
+    /// not change while steps run.
+    #[must_use]
+    pub fn loaded_kernel_modules(&self) -> usize {
+        self.model.ops.device().loaded_modules()
+    }
+
     /// Returns the layout of the KV cache.
     #[must_use]
     pub fn kv_spec(&self) -> &KvSpec {
@@ -392,7 +399,8 @@ impl Executor {
 
     /// Returns the step shapes whose kernels are compiled, and whose memory is allocated, in a dry run
     /// (launches execute nothing): warm-up passes, decode steps of up to `SMALL_BATCH_ROWS` rows, the steps
-    /// to capture, and the steps that need the most memory for attention.
+    /// to capture, prompts of several lengths alone and with decode rows, and the steps that need the most memory for
+    /// attention.
     fn precompile_shapes(&self, passes: &[Vec<u32>]) -> Vec<StepShape> {
         let (logits_rows, rows_per_request) =
             (self.max_logits_rows(), self.tokens_per_row() as usize);
@@ -406,7 +414,12 @@ impl Executor {
             .into_iter()
             .chain(small_batches)
             .chain(passes.iter().map(pass));
-        passes.chain(graphs).chain([self.widest_decode_shape()]).collect()
+        let prompts = precompile::prompt_batches(
+            self.config.settings.tokens_per_step,
+            self.config.settings.max_num_seqs,
+        );
+        let prompts: Vec<StepShape> = prompts.iter().map(pass).collect();
+        passes.chain(graphs).chain(prompts).chain([self.widest_decode_shape()]).collect()
     }
 
     /// Shape of the prefill step with the most tokens and the longest contexts, for rows of any length. Of

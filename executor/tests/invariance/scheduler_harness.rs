@@ -103,7 +103,11 @@ pub(crate) fn recurrent_model(dtype: ModelDtype) -> ExecutorConfig {
 
 /// Adds speculative decoding by the MTP module of the model of `recurrent_model`, with up to `drafts` draft tokens per row.
 pub(crate) fn recurrent_mtp_drafting(dtype: ModelDtype, drafts: u8) -> ExecutorConfig {
-    let mut config = recurrent_model(dtype);
+    with_mtp(recurrent_model(dtype), drafts)
+}
+
+/// Adds speculative decoding by the model's own MTP module, with up to `drafts` draft tokens per row.
+pub(crate) fn with_mtp(mut config: ExecutorConfig, drafts: u8) -> ExecutorConfig {
     config.settings.speculative = Some(SpeculativeConfig {
         draft_tokens: drafts,
         method: SpeculativeMethod::Mtp,

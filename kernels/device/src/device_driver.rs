@@ -148,6 +148,11 @@ pub trait DeviceDriver: Send + Sync {
         Vec::new()
     }
 
+    /// Returns the number of kernel modules that are loaded; 0 on the CPU.
+    fn loaded_modules(&self) -> usize {
+        0
+    }
+
     /// Returns free and total memory of the device.
     fn mem_info(&self) -> MemInfo;
 }

@@ -260,6 +260,10 @@ impl DeviceDriver for GpuDevice {
         self.runtime.set_timestamping(None).map_or_else(Vec::new, |timestamper| timestamper.names)
     }
 
+    fn loaded_modules(&self) -> usize {
+        self.modules.count()
+    }
+
     fn mem_info(&self) -> MemInfo {
         let (free_bytes, total_bytes) = self.runtime.mem_info();
         MemInfo { free_bytes, total_bytes }

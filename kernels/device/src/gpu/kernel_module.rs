@@ -129,6 +129,11 @@ impl KernelModules {
         Ok(())
     }
 
+    /// Returns the number of loaded modules.
+    pub(super) fn count(&self) -> usize {
+        self.lock().modules.len()
+    }
+
     fn lock(&self) -> MutexGuard<'_, LoadedModules> {
         self.loaded.lock().unwrap_or_else(PoisonError::into_inner)
     }
