@@ -72,42 +72,40 @@ fn no_allocation_after_ready() {
 #[test]
 #[ignore = "child process, because it needs all memory of the device: started by no_allocation_after_ready"]
 fn steps_without_allocation() {
-    let bf16 = |warp_size, eager| on_emulator(warp_size, config(ModelDtype::Bfloat16, 2), eager);
-    let in_fp8 = |of| fp8_model(of, KvCacheDtype::Fp8);
-    let fp8 =
-        |warp_size, eager| on_emulator(warp_size, in_fp8(config(ModelDtype::Bfloat16, 2)), eager);
-    let moe = |warp_size, eager| on_emulator(warp_size, moe_model(ModelDtype::Bfloat16), eager);
-    let fp8_moe =
-        |warp_size, eager| on_emulator(warp_size, in_fp8(moe_model(ModelDtype::Bfloat16)), eager);
-    let sharing = |warp_size, eager| {
-        on_emulator(warp_size, shared_expert_model(ModelDtype::Bfloat16, 64), eager)
-    };
-    let recurrent = |warp_size, eager| on_emulator(warp_size, chunked_model(), eager);
-    let recurrent_mtp =
-        |warp_size, eager| on_emulator(warp_size, with_mtp(chunked_model(), 3), eager);
-    let windows =
-        |warp_size, eager| on_emulator(warp_size, window_model(ModelDtype::Bfloat16), eager);
-    let models: [(_, &dyn Fn(u32, bool) -> ExecutorConfig); 8] = [
-        ("recurrent states", &recurrent),
-        ("recurrent states, MTP", &recurrent_mtp),
-        ("windows", &windows),
-        ("bf16", &bf16),
-        ("fp8", &fp8),
-        ("experts", &moe),
-        ("fp8 experts", &fp8_moe),
-        ("shared experts", &sharing),
-    ];
-    for (name, model) in models {
+    for ServedModel { name, config } in served_models() {
         // The memory requirement may depend on the warp size and on the launch mode (eager or graphs); each
         // model runs two of the four combinations.
         for (warp_size, eager) in [(64, true), (32, false)] {
             check_no_allocation(
-                model(warp_size, eager),
+                on_emulator(warp_size, config.clone(), eager),
                 &format!("{name}, warp size {warp_size}, eager: {eager}"),
             );
         }
     }
-    check_no_allocation(bf16(64, false), "bf16, warp size 64, replayed");
+    let bf16 = on_emulator(64, config(ModelDtype::Bfloat16, 2), false);
+    check_no_allocation(bf16, "bf16, warp size 64, replayed");
+}
+
+/// Model of `steps_without_allocation`.
+struct ServedModel {
+    name: &'static str,
+    config: ExecutorConfig,
+}
+
+fn served_models() -> Vec<ServedModel> {
+    const BF16: ModelDtype = ModelDtype::Bfloat16;
+    let in_fp8 = |of| fp8_model(of, KvCacheDtype::Fp8);
+    let model = |name, config| ServedModel { name, config };
+    vec![
+        model("recurrent states", chunked_model()),
+        model("recurrent states, MTP", with_mtp(chunked_model(), 3)),
+        model("windows", window_model(BF16)),
+        model("bf16", config(BF16, 2)),
+        model("fp8", in_fp8(config(BF16, 2))),
+        model("experts", moe_model(BF16)),
+        model("fp8 experts", in_fp8(moe_model(BF16))),
+        model("shared experts", shared_expert_model(BF16, 64)),
+    ]
 }
 
 /// Returns a model with recurrent states whose prompts are computed in chunks.
