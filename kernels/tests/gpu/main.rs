@@ -18,6 +18,7 @@ mod device_pair;
 mod emulated_gpu;
 mod support;
 
+mod activation_scales;
 mod attention;
 mod attention_speed;
 mod blas_library;
