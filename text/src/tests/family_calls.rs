@@ -32,6 +32,32 @@ fn glm_tool_calls() {
     );
 }
 
+/// SmolLM3 prints JSON calls without line breaks, and several calls after one another. Python code between `<code>` tags
+/// is content.
+#[test]
+fn smollm3_tool_calls() {
+    check(
+        ToolCallSyntax::Hermes,
+        "Let me see.\n<tool_call>{\"name\": \"weather\", \"arguments\": {\"city\": \"Bonn\"}}</tool_call><tool_call>{\"name\": \"time\", \"arguments\": {}}</tool_call>",
+        &expect![[r#"
+            content "Let me see."
+            call 0 weather
+              0 {"city": "Bonn"}
+            end 0
+            call 1 time
+              1 {}
+            end 1
+        "#]],
+    );
+    check(
+        ToolCallSyntax::Hermes,
+        "<code>weather(city=\"Bonn\")</code>",
+        &expect![[r#"
+        content "<code>weather(city=\"Bonn\")</code>"
+    "#]],
+    );
+}
+
 #[test]
 fn minimax_m2_tool_calls() {
     check(
