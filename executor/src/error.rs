@@ -203,9 +203,10 @@ pub enum BatchError {
         /// Number of state slots.
         limit: usize,
     },
-    /// A row with draft tokens of a model with recurrent state comes after longer rows than decode rows.
+    /// With recurrent states, rows with draft tokens must precede rows of prompts, because the inputs of the state updates are
+    /// stored for the first tokens of a step.
     #[error(
-        "{request:?} has draft tokens up to token {tokens} of the step, decode rows have {limit}"
+        "draft tokens of {request:?} end at token {tokens} of the step; rows with draft tokens must be within the first {limit}"
     )]
     DraftsAfterPrefill {
         /// Request of the row.

@@ -69,7 +69,7 @@ const FULL_ROPE: &str =
     "`rope_scaling`: `linear`, `llama3` and `yarn`; no partial rotary embedding";
 
 const VISION_ONLY: &str = "`use_bidirectional_attention`: null or `vision`";
-const NGRAM_ONLY: &str = "no speculative decoding but n-gram lookup";
+const NGRAM_ONLY: &str = "no speculative decoding but n-gram lookup; cannot be a draft model";
 const PROPORTIONAL: &str =
     "`rope_parameters`: `proportional`, `linear`, `llama3` and `yarn` by layer type";
 

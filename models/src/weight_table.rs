@@ -216,11 +216,11 @@ const TABLE: &[WeightTableEntry] = &[
     (WeightScope::Sparse, "mlp.gate.weight", &[WeightDim::Experts, WeightDim::Hidden], ShardSpec::Replicated, SynthDistribution::Router, always),
     (WeightScope::Sparse, "mlp.gate.bias", &[WeightDim::Experts], ShardSpec::Replicated, SynthDistribution::Bias, has_expert_biases),
     (WeightScope::Sparse, "mlp.gate.e_score_correction_bias", &[WeightDim::Experts], ShardSpec::Replicated, SynthDistribution::Bias, |c| c.moe.as_ref().is_some_and(|m| m.has_correction_bias)),
-    (WeightScope::Sparse, "router.scale", &[WeightDim::Hidden], ShardSpec::Replicated, SynthDistribution::Norm, has_dense_beside_experts),
-    (WeightScope::Sparse, "router.per_expert_scale", &[WeightDim::Experts], ShardSpec::Replicated, SynthDistribution::Norm, has_dense_beside_experts),
-    (WeightScope::Sparse, "pre_feedforward_layernorm_2.weight", &[WeightDim::Hidden], ShardSpec::Replicated, SynthDistribution::Norm, has_dense_beside_experts),
-    (WeightScope::Sparse, "post_feedforward_layernorm_1.weight", &[WeightDim::Hidden], ShardSpec::Replicated, SynthDistribution::Norm, has_dense_beside_experts),
-    (WeightScope::Sparse, "post_feedforward_layernorm_2.weight", &[WeightDim::Hidden], ShardSpec::Replicated, SynthDistribution::Norm, has_dense_beside_experts),
+    (WeightScope::Sparse, "router.scale", &[WeightDim::Hidden], ShardSpec::Replicated, SynthDistribution::Norm, has_parallel_dense_mlp),
+    (WeightScope::Sparse, "router.per_expert_scale", &[WeightDim::Experts], ShardSpec::Replicated, SynthDistribution::Norm, has_parallel_dense_mlp),
+    (WeightScope::Sparse, "pre_feedforward_layernorm_2.weight", &[WeightDim::Hidden], ShardSpec::Replicated, SynthDistribution::Norm, has_parallel_dense_mlp),
+    (WeightScope::Sparse, "post_feedforward_layernorm_1.weight", &[WeightDim::Hidden], ShardSpec::Replicated, SynthDistribution::Norm, has_parallel_dense_mlp),
+    (WeightScope::Sparse, "post_feedforward_layernorm_2.weight", &[WeightDim::Hidden], ShardSpec::Replicated, SynthDistribution::Norm, has_parallel_dense_mlp),
     (WeightScope::Sparse, "mlp.shared_experts.gate_proj.weight", &[WeightDim::SharedIntermediate, WeightDim::Hidden], ShardSpec::Cols, SynthDistribution::Linear, has_shared),
     (WeightScope::Sparse, "mlp.shared_experts.up_proj.weight", &[WeightDim::SharedIntermediate, WeightDim::Hidden], ShardSpec::Cols, SynthDistribution::Linear, has_shared),
     (WeightScope::Sparse, "mlp.shared_experts.down_proj.weight", &[WeightDim::Hidden, WeightDim::SharedIntermediate], ShardSpec::Rows(SplitUnit::Channel), SynthDistribution::Linear, has_shared),
@@ -269,7 +269,7 @@ fn has_per_layer_input(config: &ModelConfig) -> bool {
     config.per_layer_input.is_some()
 }
 
-fn has_dense_beside_experts(config: &ModelConfig) -> bool {
+fn has_parallel_dense_mlp(config: &ModelConfig) -> bool {
     config.moe.as_ref().is_some_and(|moe| moe.has_dense_mlp)
 }
 

@@ -9,6 +9,12 @@ pub const MTP_DRAFTS_MAX: u8 = 16;
 /// Maximum number of draft tokens per row of a draft model.
 pub const MODEL_DRAFTS_MAX: u8 = 16;
 
+// Rows with draft tokens are computed in the form that `StateReplay` repeats.
+const _: () = {
+    let most = if MTP_DRAFTS_MAX > MODEL_DRAFTS_MAX { MTP_DRAFTS_MAX } else { MODEL_DRAFTS_MAX };
+    assert!((most as usize) < kernels::GatedDeltaRule::RECURRENT_TOKENS);
+};
+
 /// Reason why speculative decoding settings cannot be served.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum SpeculationError {
@@ -24,6 +30,14 @@ pub enum SpeculationError {
     )]
     LayerShapes {
         /// Architecture of the model.
+        architecture: &'static str,
+    },
+    /// The draft model has keys and values of different sizes, which cannot share blocks with those of the target model.
+    #[error(
+        "{architecture} is not supported as draft model: with global_head_dim its KV blocks have several layouts"
+    )]
+    DraftLayerShapes {
+        /// Architecture of the draft model.
         architecture: &'static str,
     },
     /// The number of draft tokens is outside the supported range of an MTP module or EAGLE-3 layer.
@@ -112,9 +126,12 @@ pub fn check_speculation(
         let architecture = draft.architecture.name();
         return Err(SpeculationError::RecurrentDraftModel { architecture });
     }
-    let mut models = [Some(model), draft].into_iter().flatten();
+    if let Some(draft) = draft.filter(|draft| draft.layer_shapes.is_some()) {
+        let architecture = draft.architecture.name();
+        return Err(SpeculationError::DraftLayerShapes { architecture });
+    }
     let is_ngram = matches!(method, SpeculativeMethod::Ngram { .. });
-    if let Some(model) = models.find(|model| model.layer_shapes.is_some() && !is_ngram) {
+    if model.layer_shapes.is_some() && !is_ngram {
         return Err(SpeculationError::LayerShapes { architecture: model.architecture.name() });
     }
     match method {

@@ -16,14 +16,17 @@ const LONGEST: u32 = 512;
 const KV_BLOCKS: u32 = 96;
 
 /// Runs prompt chunks of various lengths in batches with decode rows, then decode steps in all sequence
-/// slots. One request has a long context.
-fn play(harness: &mut SchedulerHarness) {
+/// slots, with `drafts` draft tokens. One request has a long context.
+fn play(harness: &mut SchedulerHarness, drafts: u8) {
     let rules = SamplingParams { logprobs: Some(3), temperature: 0.7, ..SamplingParams::greedy() };
     let prompt = |id| if id == 0 { 480 } else { 9 + id as usize };
     let mut requests: Vec<HarnessRequest> =
         (0..SEQ_SLOTS).map(|id| HarnessRequest::new(id, prompt(id), rules.clone())).collect();
     // Steps with a masked row sample after the forward pass. With recurrent states such a row needs a state slot more.
     requests[2].masked = harness.states.is_empty();
+    for request in &mut requests {
+        request.drafts = drafts;
+    }
     for (turn, len) in [40, 17, 90, 100, 3, 64, 1, 90, 75].into_iter().enumerate() {
         let others = 1 + turn % 3;
         let lens = requests.iter().map(|request| request.remaining().min(7)).skip(1).take(others);
@@ -124,6 +127,7 @@ fn check_no_allocation(config: ExecutorConfig, what: &str) {
         kv_cache_size: KvCacheSize::Blocks(KV_BLOCKS),
         ..config.settings
     };
+    let drafts = settings.speculative.map_or(0, |speculative| speculative.draft_tokens);
     let mut harness = SchedulerHarness::with(ExecutorConfig { settings, ..config });
     harness.executor.warm_up(&mut |_| {}).unwrap();
     harness.executor.size_kv(KV_BLOCKS, &mut |_| {}).unwrap();
@@ -131,7 +135,7 @@ fn check_no_allocation(config: ExecutorConfig, what: &str) {
         [executor.memory_free_bytes(), executor.loaded_kernel_modules() as u64]
     };
     let before = counts(&harness.executor);
-    play(&mut harness);
+    play(&mut harness, drafts);
     let after = counts(&harness.executor);
     assert_eq!(after, before, "{what}: free bytes and loaded modules, after and before serving");
 }

@@ -20,7 +20,7 @@
 //                              the launch
 //
 //   -DWGMMA=1  WGMMA by warpgroups (warpgroups.h), NVIDIA from sm_90 on: tiles of 128 pairs, steps of 128
-//               keys (64 with HEAD_DIM=256).
+//               keys (64 with HEAD_DIM=256; 64 pairs, 32 keys with HEAD_DIM=512).
 //               Grid: at most the number of SMs; persistent blocks take tiles until none is left. Block: 384.
 //               Dynamic shared memory: GROUPS_SHARED bytes.
 //   -DWGMMA=0  MMA by warps (warps.h), every target: tiles of 16 pairs per warp, steps of 16 keys, copied STEP
@@ -30,7 +30,7 @@
 //               Dynamic shared memory: STAGES * STEP * (K_STRIDE + V_STRIDE) elements of the pool.
 //   -DSTAGES=1|2 pipeline stages in shared memory (with -DWGMMA=0); 1 with warps of 64 lanes, which hold the
 //   next step in registers (register_copy.h)
-//   -DHEAD_DIM=64|128|256|512 (512 with -DWGMMA=0 only)  -DBLOCK_TOKENS=n (a multiple of 16)  -DKV_FP8=0|1
+//   -DHEAD_DIM=64|128|256|512 (512 not with -DWGMMA=1 -DKV_FP8=1)  -DBLOCK_TOKENS=n (a multiple of 16)  -DKV_FP8=0|1
 //   -DHEAD_GROUP=n query heads per tile  -DKV_SHARERS=n number of tiles that share a KV head: it has KV_SHARERS *
 //   HEAD_GROUP query heads
 //

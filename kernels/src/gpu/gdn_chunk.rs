@@ -8,11 +8,10 @@ use super::recurrent::{row_args, state_ptr};
 use crate::gpu::GpuBackend;
 use crate::{GatedDeltaRule, RecurrentStateLayout};
 
+pub(super) const RECURRENT_TOKENS: usize = GatedDeltaRule::RECURRENT_TOKENS;
+
 static GDN_CHUNK: KernelSource = kernel_source!("gdn_chunk/gdn_chunk.hip");
 
-/// Number of tokens of the longest row that the recurrent form computes; `RECURRENT_TOKENS` of gdn_chunk/chunk.h. Rows with draft
-/// tokens are not longer, and have the bits of rows without.
-pub(super) const RECURRENT_TOKENS: usize = 17;
 /// Number of tokens per chunk.
 const CHUNK: usize = 64;
 /// Number of tiles of 16 x 16 tokens on and below the diagonal of a chunk.

@@ -99,6 +99,9 @@ impl CausalConvolution<'_> {
 
 impl GatedDeltaRule<'_> {
     pub(crate) const KERNEL: &'static str = "gdn_delta_rule";
+    /// Number of tokens of the longest row that is always computed token by token; `RECURRENT_TOKENS` of gdn_chunk/chunk.h. Rows
+    /// with draft tokens are not longer, so that [`StateReplay`](crate::StateReplay) gives the bits of rows without them.
+    pub const RECURRENT_TOKENS: usize = 17;
     /// Added to the sum of squares of a query or key.
     pub(crate) const NORM_EPS: f32 = 1e-6;
 

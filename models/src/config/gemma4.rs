@@ -10,6 +10,7 @@ const ROPE: &str = "rope_parameters";
 const BIDIRECTIONAL: &str = "use_bidirectional_attention";
 /// Number of channels of the per-layer inputs.
 const PER_LAYER_CHANNELS: &str = "hidden_size_per_layer_input";
+const PER_LAYER_VOCAB: &str = "vocab_size_per_layer_input";
 
 /// Adds the default value of each field that is absent. A field with the value null keeps this value.
 pub(super) fn with_defaults(fields: &JsonFields, architecture: ModelArchitecture) -> JsonFields {
@@ -59,7 +60,7 @@ pub(super) fn reject_unsupported(
         return Err(fields.unsupported(BIDIRECTIONAL, "only null and vision are"));
     }
     let is_unified = architecture == ModelArchitecture::Gemma4Unified;
-    if is_unified && per_layer_input(fields, architecture)?.is_some() {
+    if is_unified && has_per_layer_input(fields) {
         return Err(fields.unsupported(PER_LAYER_CHANNELS, "this architecture has no such inputs"));
     }
     if is_unified && fields.flag("enable_moe_block", false)? {
@@ -77,18 +78,25 @@ pub(super) fn reject_unsupported(
     Ok(())
 }
 
+fn has_per_layer_input(fields: &JsonFields) -> bool {
+    fields.value(PER_LAYER_CHANNELS).is_some_and(|channels| channels.as_u64() != Some(0))
+}
+
 /// Reads the per-layer inputs; `None` if the model has none.
 pub(super) fn per_layer_input(
     fields: &JsonFields,
     architecture: ModelArchitecture,
 ) -> Result<Option<PerLayerInputConfig>, ModelConfigError> {
-    let is_zero = |value: &serde_json::Value| value.as_u64() == Some(0);
-    let is_absent = fields.value(PER_LAYER_CHANNELS).is_none_or(is_zero);
-    if !architecture.is_gemma4() || is_absent {
+    let channels = fields.count_or_none(PER_LAYER_CHANNELS, WIDTH_LIMIT);
+    let channels = if architecture.is_gemma4() { channels?.unwrap_or(0) } else { 0 };
+    if channels == 0 {
         return Ok(None);
     }
-    Ok(Some(PerLayerInputConfig {
-        channels: fields.size(PER_LAYER_CHANNELS, WIDTH_LIMIT)?,
-        vocab: fields.size("vocab_size_per_layer_input", VOCAB_LIMIT)?,
-    }))
+    let (vocab, all) =
+        (fields.size(PER_LAYER_VOCAB, VOCAB_LIMIT)?, fields.size("vocab_size", VOCAB_LIMIT)?);
+    if vocab < all {
+        let detail = format!("{vocab} rows for a vocabulary of {all} (`vocab_size`)");
+        return Err(fields.contradiction(PER_LAYER_VOCAB, detail));
+    }
+    Ok(Some(PerLayerInputConfig { channels, vocab }))
 }

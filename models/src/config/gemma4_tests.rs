@@ -132,6 +132,8 @@ fn last_layers_share_keys_and_have_wide_mlps() {
     let per_layer = config.per_layer_input.unwrap();
     assert_eq!((per_layer.channels, per_layer.vocab), (256, 262_144));
     assert_rejected(&json!({"num_kv_shared_layers": 6}), "num_kv_shared_layers");
+    let error = text(&json!({"num_kv_shared_layers": -1})).unwrap_err();
+    assert!(error.contains("from 0 to 4096, found -1"), "{error}");
     assert_rejected(&json!({"num_kv_shared_layers": 1}), "num_kv_shared_layers");
 }
 
@@ -154,6 +156,13 @@ fn experts_are_beside_a_dense_mlp() {
 }
 
 #[test]
+fn per_layer_inputs_cover_the_vocabulary() {
+    let inputs = |vocab: u32| json!({"hidden_size_per_layer_input": 256, "vocab_size": 300, "vocab_size_per_layer_input": vocab});
+    assert_eq!(text(&inputs(300)).unwrap().per_layer_input.unwrap().vocab, 300);
+    assert_rejected(&inputs(299), "vocab_size_per_layer_input");
+}
+
+#[test]
 fn unified_models_have_neither_experts_nor_inputs() {
     let unified = |more: &Value| {
         let mut part = json!({"model_type": "gemma4_unified_text"});
@@ -164,10 +173,7 @@ fn unified_models_have_neither_experts_nor_inputs() {
     assert_eq!((config.max_positions, config.window_at(0)), (262_144, Some(1024)));
     assert_eq!(config.per_layer_input, None);
     for (more, field) in [
-        (
-            json!({"hidden_size_per_layer_input": 256, "vocab_size_per_layer_input": 8}),
-            "hidden_size_per_layer_input",
-        ),
+        (json!({"hidden_size_per_layer_input": 256}), "hidden_size_per_layer_input"),
         (json!({"enable_moe_block": true}), "enable_moe_block"),
     ] {
         let error = unified(&more).unwrap_err();
@@ -191,6 +197,13 @@ fn settings_that_change_the_arithmetic_are_rejected() {
         (
             rope("sliding_attention", json!({"rope_theta": 1e4})),
             "rope_parameters.sliding_attention.rope_type",
+        ),
+        (
+            rope(
+                "full_attention",
+                json!({"rope_type": "abc", "rope_theta": 1e6, "partial_rotary_factor": 0.25}),
+            ),
+            "rope_parameters.full_attention.rope_type",
         ),
         (
             rope("full_attention", json!({"rope_type": "proportional"})),

@@ -114,6 +114,19 @@ impl JsonFields {
         }
     }
 
+    /// Reads the field `field`, an integer in `0..=limit`.
+    pub(crate) fn count_or_none(
+        &self,
+        field: &str,
+        limit: u64,
+    ) -> Result<Option<usize>, ModelConfigError> {
+        let Some(value) = self.value(field) else { return Ok(None) };
+        match value.as_u64() {
+            Some(n) if n <= limit => Ok(Some(n as usize)),
+            _ => Err(self.wrong(field, &format!("a whole number from 0 to {limit}"), value)),
+        }
+    }
+
     /// Reads the required field `field`, a finite number above 0.
     pub(crate) fn positive(&self, field: &str) -> Result<f64, ModelConfigError> {
         self.positive_or_none(field)?.ok_or_else(|| self.missing(field))

@@ -50,8 +50,7 @@ impl LayerShapeConfig {
             return Ok(None);
         }
         let full_keys_as_values = fields.flag("attention_k_eq_v", false)?;
-        let shared = fields.value(SHARED_LAYERS).is_some_and(|value| value.as_u64() != Some(0));
-        let kv_shared_layers = if shared { fields.size(SHARED_LAYERS, LAYER_LIMIT)? } else { 0 };
+        let kv_shared_layers = fields.count_or_none(SHARED_LAYERS, LAYER_LIMIT)?.unwrap_or(0);
         let is_wide = fields.flag("use_double_wide_mlp", false)?;
         let mut shapes = Self {
             full_kv_heads: config.kv_heads,

@@ -273,11 +273,7 @@ fn mtp_layers(
         _ if architecture.traits().has_gated_delta => ("mtp_num_hidden_layers", 1),
         _ => return Ok(0),
     };
-    match fields.value(field) {
-        None => Ok(absent),
-        Some(value) if value.as_u64() == Some(0) => Ok(0),
-        Some(_) => fields.size(field, LAYER_LIMIT),
-    }
+    Ok(fields.count_or_none(field, LAYER_LIMIT)?.unwrap_or(absent))
 }
 
 /// Reads the declared data type from `dtype` (new name) or `torch_dtype` (old name). The declared data type

@@ -194,7 +194,6 @@ impl RopeConfig {
             let scaling = RopeScaling::proportional(&map)?;
             return Ok(Self { theta, scaling, partial_rotary_factor: 1.0 });
         }
-        let partial = partial_rotary(&map, architecture)?.or(partial);
         let original = match architecture {
             // transformers reads the original context length of Phi-3 only from the top level of
             // `config.json`.
@@ -205,6 +204,7 @@ impl RopeConfig {
             ModelArchitecture::Phi3 => RopeScaling::phi3(&map, original, max_positions)?,
             _ => RopeScaling::read(&map, original, max_positions)?,
         };
+        let partial = partial_rotary(&map, architecture)?.or(partial);
         let partial_rotary_factor = partial.unwrap_or(default_partial);
         Ok(Self { theta, scaling, partial_rotary_factor })
     }

@@ -33,6 +33,10 @@ const TEXT_ONLY: &[&str] = &[
     "enable_moe_block",
     "hidden_size_per_layer_input",
     "per_layer_config",
+    "global_head_dim",
+    "num_global_key_value_heads",
+    "top_k_experts",
+    "vocab_size_per_layer_input",
 ];
 /// Spellings of the data type. A value in the outermost object takes precedence over `text_config`.
 const DTYPES: &[&str] = &["dtype", "torch_dtype"];

@@ -86,6 +86,7 @@ const VISION_PREFIXES: &[&str] = &[
     "model.vision_tower.",
     "model.multi_modal_projector.",
     "model.visual.",
+    "model.vision_embedder.",
     "model.audio_tower.",
     "model.embed_vision.",
     "model.embed_audio.",

@@ -161,6 +161,7 @@ pub(crate) fn locate(
     let is_ignored = |name: &str| {
         has_ignored_suffix(name)
             || is_unloaded_mtp(name, config)
+            || is_shared_kv(name, config)
             || is_flags(name)
             || is_vision_tensor(config, name)
     };
@@ -198,6 +199,17 @@ fn equalise_expert_scales(located: &mut BTreeMap<String, WeightLocation>) {
             *own = *scale;
         }
     }
+}
+
+/// Whether the tensor `name` projects or normalises keys and values of a layer that reads those of an earlier layer. Checkpoints
+/// of Gemma 4 have such tensors, which transformers ignores too (`Gemma4TextModel`).
+fn is_shared_kv(name: &str, config: &ModelConfig) -> bool {
+    const MODULES: [&str; 4] = ["k_proj", "v_proj", "k_norm", "v_norm"];
+    let rest = name.strip_prefix("model.layers.").and_then(|rest| rest.split_once('.'));
+    let Some((layer, rest)) = rest else { return false };
+    let module = rest.strip_prefix("self_attn.").and_then(|rest| rest.split('.').next());
+    let is_shared = |layer: usize| layer < config.layers && config.kv_source(layer) != layer;
+    module.is_some_and(|module| MODULES.contains(&module)) && layer.parse().is_ok_and(is_shared)
 }
 
 /// Whether the tensor `name` belongs to an MTP module that is not loaded, because `load_mtp` is false.

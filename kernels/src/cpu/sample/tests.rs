@@ -9,11 +9,10 @@ use proptest::prelude::*;
 
 /// A row of `v` logits with a realistic spread, different for each `seed`.
 pub(super) fn row(v: usize, seed: u64) -> Vec<f32> {
-    let word = |i: usize| philox4x32_10(seed, [i as u32, 7, 7, 7]);
     let unit = |w: u32| (w >> 8) as f32 / 16_777_216.0;
     (0..v)
         .map(|i| {
-            let [a, b, c, d] = word(i).map(unit);
+            let [a, b, c, d] = philox4x32_10(seed, [i as u32, 7, 7, 7]).map(unit);
             3.0 * (a + b + c + d - 2.0) + if d > 0.99 { 6.0 * c } else { 0.0 }
         })
         .collect()

@@ -10,7 +10,7 @@ fn text_fields() -> Value {
     let more = json!({"model_type": "gemma4_text", "enable_moe_block": true, "top_k_experts": 2,
         "layer_types": ["sliding_attention", "full_attention"], "global_head_dim": 32,
         "num_global_key_value_heads": 1, "attention_k_eq_v": true, "hidden_size_per_layer_input": 8,
-        "vocab_size_per_layer_input": 40});
+        "vocab_size_per_layer_input": 272});
     fields.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
     fields
 }
@@ -33,13 +33,41 @@ fn gemma4_text_part_has_the_published_names() {
         assert!(!t.contains_key(&format!("{layer}.self_attn.v_proj.weight")));
         assert_eq!(t[&format!("{layer}.self_attn.k_proj.weight")].shape, [32, 32]);
         assert_eq!(t[EXPERTS].shape, [4, 2 * 16, 32]);
-        for name in ["vision_tower.w", "audio_tower.w", "embed_vision.w", "embed_audio.w"] {
+        for name in [
+            "vision_tower.w",
+            "vision_embedder.w",
+            "audio_tower.w",
+            "embed_vision.w",
+            "embed_audio.w",
+        ] {
             t.insert(format!("model.{name}"), TestTensor::new("F64", vec![1], vec![0; 8]));
         }
     });
     folder.locate().unwrap();
     folder.edit(|t| drop(t.remove(EXPERTS)));
     assert!(folder.error().contains("experts"), "{}", folder.error());
+}
+
+/// Published checkpoints of models with shared keys and values have key and value weights for all layers.
+#[test]
+fn key_weights_of_layers_that_share_keys_are_ignored() {
+    let mut fields = text_fields();
+    let more = json!({"num_hidden_layers": 4, "num_kv_shared_layers": 2, "attention_k_eq_v": false,
+        "layer_types": ["sliding_attention", "full_attention", "sliding_attention", "full_attention"]});
+    fields.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+    let folder = TestCheckpointFolder::of(&fields.to_string(), u64::MAX);
+    let insert = |name: &str| {
+        folder.edit(|t| {
+            assert!(!t.contains_key(name), "{name}");
+            t.insert(name.to_owned(), TestTensor::new("F64", vec![1], vec![0; 8]));
+        });
+    };
+    for module in ["k_proj", "v_proj", "k_norm", "v_norm"] {
+        insert(&format!("model.layers.3.self_attn.{module}.weight"));
+    }
+    folder.locate().unwrap();
+    insert("model.layers.1.self_attn.v_norm.weight");
+    assert!(folder.error().contains("layers.1.self_attn.v_norm"), "{}", folder.error());
 }
 
 #[test]
