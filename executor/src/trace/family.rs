@@ -20,6 +20,7 @@ const FAMILIES: &[(&str, &str)] = &[
     ("embed", "embedding"),
     ("copy_rows", "embedding"),
     ("rms_norm", "norms"),
+    ("value_head_norm", "norms"),
     ("add_rms_norm", "norms"),
     ("qk_", "RoPE and KV write"),
     ("fp8_quantize_rows", "quantisation"),
