@@ -35,6 +35,7 @@ const FAMILIES: &[(&str, &str)] = &[
     ("one_shot_all_reduce", "collectives"),
     ("elementwise", "elementwise"),
     ("gated_activation", "elementwise"),
+    ("gated_product_rows", "elementwise"),
     ("add_rows", "elementwise"),
 ];
 
