@@ -17,11 +17,12 @@ DEV const u8* mxfp4_scales(const u8* row, u32 k) { return row + k / 2; }
 // Factor of the elements of a group, 2^(scale - 1): twice as bf16, or as f32.
 #if DEV_SM >= 900 && !HALF_F16
 struct Mxfp4Factor { u32 pair; };
-// `scales`: E8M0 bits of four groups, one per byte.
+// `scales`: E8M0 bits of four groups, one per byte. A multiplication copies the byte to both halves, because the ALU pipe, which
+// shifts and permutes, is the busiest one of a decoder.
 DEV Mxfp4Factor mxfp4_factor(u32 scales, u32 group) {
-    u32 scale;  // of the group, in both halves
-    asm("prmt.b32 %0, %1, 0, %2;" : "=r"(scale) : "r"(scales), "r"(0x4040u | group | group << 8));
-    return Mxfp4Factor{scale * 128u + 126u * 0x00800080u};
+    u32 scale;
+    asm("prmt.b32 %0, %1, 0, %2;" : "=r"(scale) : "r"(scales), "r"(0x4440u | group));
+    return Mxfp4Factor{scale * 0x00800080u + 126u * 0x00800080u};
 }
 DEV u32 scaled_mxfp4_pair(u32 pair, Mxfp4Factor factor) {
     u32 product;

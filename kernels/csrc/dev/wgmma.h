@@ -128,6 +128,7 @@ template <> struct WgmmaTranspose<NMajorOperand> { enum : int { FLAG = 1 }; };
 
 // Macros for the inline PTX of a WGMMA with n accumulator registers: WGMMA_NAMES_n lists their operand names,
 // WGMMA_n(i) their asm constraints.
+#  define WGMMA_NAMES_4 "%0,%1,%2,%3"
 #  define WGMMA_NAMES_8 "%0,%1,%2,%3,%4,%5,%6,%7"
 #  define WGMMA_NAMES_16 WGMMA_NAMES_8 ",%8,%9,%10,%11,%12,%13,%14,%15"
 #  define WGMMA_NAMES_24 WGMMA_NAMES_16 ",%16,%17,%18,%19,%20,%21,%22,%23"
@@ -173,6 +174,7 @@ template <u32 N> struct Wgmma;
                          : PLACES(0) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add), "n"(TRANSPOSE_B));      \
         }                                                                                                             \
     };
+WGMMA_WIDTH(8, WGMMA_NAMES_4, WGMMA_FOUR, "%4", "%5", "%6", "%7", "%8", "%9", "%10")
 WGMMA_WIDTH(16, WGMMA_NAMES_8, WGMMA_8, "%8", "%9", "%10", "%11", "%12", "%13", "%14")
 WGMMA_WIDTH(32, WGMMA_NAMES_16, WGMMA_16, "%16", "%17", "%18", "%19", "%20", "%21", "%22")
 WGMMA_WIDTH(48, WGMMA_NAMES_24, WGMMA_24, "%24", "%25", "%26", "%27", "%28", "%29", "%30")

@@ -59,13 +59,13 @@ moe_fused_decode(half_t* y, const half_t* x, const Weight* w, const i32* experts
     PassAccumulators sums;
 #if GATED
     while (next_pass(work)) {
-        multiply(sums, ring, pipe, k);
+        multiply(sums, ring, pipe, k, work.rows);
         UNROLL for (u32 t = 0; t < GROUP_LINES / 64; ++t) store_gate_up(y, sums.c[t], work, biases, strip_of_sums(t), y_stride);
     }
 #else
     SHARED(ExpertOutputs, expert_outputs, 1);
     while (next_pass(work)) {
-        multiply(sums, ring, pipe, k);
+        multiply(sums, ring, pipe, k, work.rows);
         UNROLL for (u32 t = 0; t < GROUP_LINES / 64; ++t) accumulate_output(*expert_outputs, sums.c[t], work, biases, strip_of_sums(t));
         if (!is_last_of_strip(work)) continue;
         named_barrier_sync<1>(CONSUMER_THREADS);

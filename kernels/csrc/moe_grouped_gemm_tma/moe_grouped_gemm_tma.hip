@@ -16,12 +16,12 @@
 // prefetched_segments: 0, or (with WIDE_TILE) the number of experts if segment e is the first segment of
 // expert e even if empty (moe_align with own = 1): blocks then load the weights of their first tiles before
 // routing has finished.
-// W: see moe/tma_layout.h. Rows of x are aligned to 16 bytes. Grid: at most one block per SM. Block: 11
-// warps. Dynamic shared memory: 1024 bytes, and STAGE_BYTES for each of at least 2 stages
+// W: see moe/tma_layout.h. Rows of x are aligned to 16 bytes. Grid: at most one block per SM. Block: THREADS
+// threads. Dynamic shared memory: 1024 bytes, and STAGE_BYTES for each of at least 2 stages
 // (moe_grouped_gemm_tma/ring.h); more stages are faster.
 //
-// Warp roles: one producer warp copies weights, two producer warps gather rows of x, and eight consumer warps
-// (two warpgroups with half of the lines each) multiply. Sums are over ascending k, so the result of a token
+// Warp roles: one producer warp copies weights, two producer warps gather rows of x, and GROUPS consumer
+// warpgroups with equal numbers of lines multiply. Sums are over ascending k, so the result of a token
 // is bit-identical in any batch. Rounding: gate, up, and their product, each once to half_t; the down
 // projection once to the type of y. FP8 adds no rounding: the sum over 128 k is multiplied by its scale in
 // f32.
@@ -60,7 +60,7 @@ moe_grouped_gemm_tma(OUT* y, const half_t* x, const Weight* w, const u32* order,
     PipelineState pipe{0, 0};
     PassAccumulators sums;
     while (next_pass(share)) {
-        multiply(sums, ring, pipe, columns_of(share));
+        multiply(sums, ring, pipe, columns_of(share), share.rows);
 #if GATED
         store_gated(y, sums.c[0], share, biases, strip_of_sums(0), y_stride);
         if constexpr (GROUP_LINES > 64) store_gated(y, sums.c[GROUP_LINES / 128], share, biases, strip_of_sums(1), y_stride);

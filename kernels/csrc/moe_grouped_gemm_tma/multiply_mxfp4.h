@@ -30,8 +30,12 @@ DEV DecodedStrip decode_strip(const PackedStrip& packed, u32 upper) {
     return w;
 }
 
-// Adds the products of one pipeline stage. While weights are decoded, the WGMMAs of the previous ones run.
-DEV void multiply_stage(PassAccumulators& sums, const u8* stage) {
+// Accumulators of the first N rows of x.
+template <u32 N> DEV float (&first_rows(float (&c)[ROWS / 2]))[N / 2] { return reinterpret_cast<float (&)[N / 2]>(c); }
+
+// Adds the products of one pipeline stage with the first N rows of x. While weights are decoded, the WGMMAs of the
+// previous ones run.
+template <u32 N> DEV void multiply_rows(PassAccumulators& sums, const u8* stage) {
     const KMajorOperand x = warp_uniform(by_k(stage + WEIGHT_BYTES));
     UNROLL for (u32 t = 0; t < GROUP_LINES / 64; ++t) {
         const PackedStrip packed = packed_strip(stage + strip_of_sums(t) * STRIP_BYTES);
@@ -39,11 +43,19 @@ DEV void multiply_stage(PassAccumulators& sums, const u8* stage) {
             const DecodedStrip w = decode_strip(packed, upper);
             const KMajorOperand panel = advanced(x, upper * PANEL_BYTES);
             wgmma_fence();
-            UNROLL for (u32 i = 0; i < 4; ++i) wgmma<ROWS>(sums.c[t], w.a[i], advanced(panel, i * 32), true);
+            UNROLL for (u32 i = 0; i < 4; ++i) wgmma<N>(first_rows<N>(sums.c[t]), w.a[i], advanced(panel, i * 32), true);
             wgmma_commit();
             wgmma_wait<1>();
         }
     }
     wgmma_wait<0>();
     UNROLL for (u32 t = 0; t < GROUP_LINES / 64; ++t) wgmma_fence_operand(sums.c[t]);
+}
+
+// Adds the products of one pipeline stage. WGMMAs take time that decoding does not hide, so few rows use narrow ones; the
+// sum of a row does not depend on the width. `rows`: rows of x in the pass.
+DEV void multiply_stage(PassAccumulators& sums, const u8* stage, u32 rows) {
+    if (ROWS <= 32 && rows <= 8) return multiply_rows<8>(sums, stage);
+    if (ROWS == 32 && rows <= 16) return multiply_rows<16>(sums, stage);
+    multiply_rows<ROWS>(sums, stage);
 }

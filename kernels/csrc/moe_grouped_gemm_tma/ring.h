@@ -13,8 +13,9 @@
 #endif
 
 enum : u32 {
-    GROUPS = 2,                  // consumer warpgroups
-    GROUP_LINES = WIDE_TILE ? 128 : 64,
+    // Consumer warpgroups. MXFP4 weights take four: decoding is limited by latency with two warps per scheduler.
+    GROUPS = WEIGHTS_MXFP4 && WIDE_TILE ? 4 : 2,
+    GROUP_LINES = WIDE_TILE && !WEIGHTS_MXFP4 ? 128 : 64,
     ROWS = TILE_ROWS,            // rows of x per tile
     STRIPS = GROUPS * GROUP_LINES / STRIP_LINES,
     STRIP_BYTES = STRIP_LINES * COLUMN_BYTES,

@@ -1,6 +1,6 @@
-// moe_grouped_gemm_tma/roles.h - warp roles of a block: eight consumer warps multiply, one producer warp
-// copies weights, two producer warps gather rows of x. All iterate over the same passes, which the type
-// `Work` (BlockWorkCursor, GateUpWork or DownCombineWork) defines:
+// moe_grouped_gemm_tma/roles.h - warp roles of a block: consumer warps multiply, one producer warp copies weights, two
+// producer warps gather rows of x. All iterate over the same passes, which the type `Work` (BlockWorkCursor, GateUpWork
+// or DownCombineWork) defines:
 //
 //   next_pass(work)    advances to the first pass, then to the next; false after the last
 //   work.strips        number of 16-line strips in this pass
@@ -104,8 +104,8 @@ DEV u32 strip_of_sums(u32 t) { return warp_id() / 4 * (GROUP_LINES / STRIP_LINES
 #  else
 #    include "moe_grouped_gemm_tma/multiply_mxfp4.h"
 #  endif
-// Computes the products of a pass over all K columns, stage by stage.
-DEV void multiply(PassAccumulators& sums, const StageRing& ring, PipelineState& pipe, u32 k) {
+// Computes the products of a pass over all K columns, stage by stage. `rows`: rows of x in the pass.
+DEV void multiply(PassAccumulators& sums, const StageRing& ring, PipelineState& pipe, u32 k, u32 rows) {
     UNROLL for (u32 t = 0; t < GROUP_LINES / 64; ++t)
         UNROLL for (u32 i = 0; i < ROWS / 2; ++i) sums.c[t][i] = 0.f;
 #pragma unroll 1
@@ -115,7 +115,7 @@ DEV void multiply(PassAccumulators& sums, const StageRing& ring, PipelineState& 
 #if FP8
         multiply_stage(sums, ring.at + pipe.stage * STAGE_BYTES, scales_at(ring, pipe.stage));
 #else
-        multiply_stage(sums, ring.at + pipe.stage * STAGE_BYTES);
+        multiply_stage(sums, ring.at + pipe.stage * STAGE_BYTES, rows);
 #endif
         warp_sync();
         if (lane() == 0) barrier_arrive(ring.empty + pipe.stage);
@@ -123,8 +123,8 @@ DEV void multiply(PassAccumulators& sums, const StageRing& ring, PipelineState& 
     }
 }
 #else
-// Computes the products of a pass over all K columns, stage by stage.
-DEV void multiply(PassAccumulators& sums, const StageRing& ring, PipelineState& pipe, u32 k) {
+// Computes the products of a pass over all K columns, stage by stage. `rows`: rows of x in the pass.
+DEV void multiply(PassAccumulators& sums, const StageRing& ring, PipelineState& pipe, u32 k, u32 rows) {
     UNROLL for (u32 t = 0; t < GROUP_LINES / 64; ++t)
         UNROLL for (u32 i = 0; i < ROWS / 2; ++i) sums.c[t][i] = 0.f;
     const auto release = [&](u32 stage) {

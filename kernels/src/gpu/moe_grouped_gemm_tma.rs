@@ -13,9 +13,10 @@ static PACK: KernelSource = kernel_source!("moe_weight_pack/moe_weight_pack.hip"
 static GROUPED_GEMM_TMA: KernelSource =
     kernel_source!("moe_grouped_gemm_tma/moe_grouped_gemm_tma.hip");
 
-/// Number of threads per block: eight consumer warps, one producer warp for weights, and two warps that
-/// gather rows of x.
-const THREADS: u32 = 11 * 32;
+/// Number of threads per block that copy: one warp for weights, and two warps that gather rows of x.
+const PRODUCER_THREADS: u32 = 3 * 32;
+/// Number of threads of a warpgroup.
+const WARPGROUP_THREADS: u32 = 4 * 32;
 /// Number of threads per block of the packing kernels.
 const PACK_THREADS: u32 = 256;
 /// Bytes per row of W in a ring-buffer stage, except in MXFP4.
@@ -123,6 +124,13 @@ impl GroupedGemmTile {
     fn stages(self, limit: usize, weights: TmaWeights) -> usize {
         let scales = if weights == TmaWeights::Fp8 { SCALES_BYTES } else { 0 };
         (limit.saturating_sub(FIXED_BYTES + scales) / self.stage_bytes(weights)).min(MAX_STAGES)
+    }
+
+    /// Returns the number of threads per block; must match `THREADS` in moe_grouped_gemm_tma/ring.h.
+    fn threads(self, weights: TmaWeights) -> u32 {
+        let is_wide = self.weight_rows != TILE_SMALL.weight_rows;
+        let warpgroups = if is_wide && weights == TmaWeights::Mxfp4 { 4 } else { 2 };
+        warpgroups * WARPGROUP_THREADS + PRODUCER_THREADS
     }
 
     /// Returns the bytes of a stage: rows of weights, and rows of 16-bit inputs.
@@ -279,7 +287,8 @@ impl GpuBackend {
     ) -> KernelLaunch {
         let stages = tile.stages(self.shared_bytes() as usize, weights);
         let shared_bytes = 1024 + stages * tile.stage_bytes(weights);
-        KernelLaunch::new(kernel, [self.multiprocessors(), 1, 1], THREADS, shared_bytes as u32)
+        let threads = tile.threads(weights);
+        KernelLaunch::new(kernel, [self.multiprocessors(), 1, 1], threads, shared_bytes as u32)
     }
 }
 
