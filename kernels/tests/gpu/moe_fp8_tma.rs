@@ -13,7 +13,7 @@ use crate::support::{RandomNumbers, S};
 /// Bits of the fp8 NaN without the sign.
 const NAN: u8 = 0x7f;
 
-fn streams(pair: &CpuGpuPair) -> bool {
+pub(crate) fn streams(pair: &CpuGpuPair) -> bool {
     pair.gpu.warp_size() == 32 && ["sm_90a", "emulated"].contains(&pair.gpu.arch())
 }
 
