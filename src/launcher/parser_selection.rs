@@ -184,8 +184,6 @@ fn default_tool_call_syntax(architecture: ModelArchitecture) -> Option<ToolCallS
         | ModelArchitecture::Qwen3Vl
         | ModelArchitecture::Qwen3VlMoe
         | ModelArchitecture::GraniteMoeHybrid
-        | ModelArchitecture::Glm
-        | ModelArchitecture::Glm4
         | ModelArchitecture::SmolLm3
         | ModelArchitecture::Qwen3Next
         | ModelArchitecture::GptOss => ToolCallSyntax::Hermes,
@@ -193,6 +191,7 @@ fn default_tool_call_syntax(architecture: ModelArchitecture) -> Option<ToolCallS
         | ModelArchitecture::Qwen35Multimodal
         | ModelArchitecture::Qwen35Moe
         | ModelArchitecture::Qwen35MoeMultimodal => ToolCallSyntax::Qwen3Coder,
+        ModelArchitecture::Glm | ModelArchitecture::Glm4 => ToolCallSyntax::Glm4,
         ModelArchitecture::Granite => ToolCallSyntax::Granite,
         ModelArchitecture::Olmo3 => ToolCallSyntax::Olmo3,
         ModelArchitecture::SeedOss => ToolCallSyntax::SeedOss,

@@ -71,6 +71,7 @@ const HOSTILE: &[HostileOutput] = &[
         unit: "<|channel|>commentary to=functions.time<|message|>{}<|call|>",
     },
     HostileOutput { begin: "<|channel|>commentary to=functions.time<|message|>", unit: "{\"a\":" },
+    HostileOutput { begin: "", unit: "time\n" },
     HostileOutput { begin: "", unit: " " },
 ];
 

@@ -83,6 +83,7 @@ pub(super) fn apply(
         _ if tool.is_strict => tool.clone(),
         ToolCallSyntax::Hermes
         | ToolCallSyntax::Llama3Json
+        | ToolCallSyntax::Glm4
         | ToolCallSyntax::Mistral
         | ToolCallSyntax::DeepSeekV3
         | ToolCallSyntax::DeepSeekV31

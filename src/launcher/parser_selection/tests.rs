@@ -14,6 +14,9 @@ fn chat_template_overrides_architecture_parser() {
     assert_eq!(tool_calls(ModelArchitecture::Llama, "<tool_call>"), ToolCallSyntax::Hermes);
     assert_eq!(tool_calls(ModelArchitecture::Gemma3, ""), ToolCallSyntax::ToolCode);
     assert_eq!(tool_calls(ModelArchitecture::Olmo3, ""), ToolCallSyntax::Olmo3);
+    let glm4 = "<|assistant|>{{ metadata }}\n{{ content }}<|observation|>";
+    assert_eq!(tool_calls(ModelArchitecture::Glm4, glm4), ToolCallSyntax::Glm4);
+    assert_eq!(tool_calls(ModelArchitecture::Glm, ""), ToolCallSyntax::Glm4);
     let distilled = "<｜tool▁calls▁begin｜>\n```json";
     assert_eq!(tool_calls(ModelArchitecture::Qwen2, distilled), ToolCallSyntax::DeepSeekV3);
     for (template, syntax) in [
@@ -109,8 +112,8 @@ fn every_architecture_has_its_default_parsers() {
         "Olmo3ForCausalLM: olmo3, none",
         "SeedOssForCausalLM: seed_oss, none",
         "Ernie4_5ForCausalLM: none, none",
-        "GlmForCausalLM: hermes, none",
-        "Glm4ForCausalLM: hermes, none",
+        "GlmForCausalLM: glm4, none",
+        "Glm4ForCausalLM: glm4, none",
         "DeepseekV2ForCausalLM: deepseek_v3, none",
         "DeepseekV3ForCausalLM: deepseek_v3, none",
         "Phi3ForCausalLM: phi4_mini_json, none",

@@ -56,6 +56,10 @@ pub(super) struct TemplateCapabilities {
     pub(super) arguments: ArgumentsForm,
     /// Whether the output contains the tool calls of earlier messages.
     pub(super) shows_calls: bool,
+    /// Whether a tool call must be a message with the name of the function in `metadata`.
+    pub(super) takes_metadata: bool,
+    /// Capability for the role `observation`, if messages of the role `tool` must get this role.
+    pub(super) observation: Option<RoleCapability>,
     /// Whether the template accepts a message that has tool calls but no content.
     pub(super) absent_content: bool,
     /// Whether the output contains the tool definitions of a request.
@@ -71,17 +75,25 @@ impl TemplateCapabilities {
             user = user_of(ContentForm::Parts);
         }
         let other = user.context_form();
-        let (arguments, shows_calls) = arguments_form(trial, other);
+        let (mut arguments, shows_calls) = arguments_form(trial, other);
+        let takes_metadata = !shows_calls && trial.shows_metadata(other);
+        if takes_metadata {
+            arguments = ArgumentsForm::Text;
+        }
         let role = |role: &str| role_capability(trial, role, other, arguments);
+        let tool = role("tool");
+        let observation = Some(tool).filter(|tool| !tool.is_shown()).map(|_| role("observation"));
         Self {
             system: role("system"),
             developer: role("developer"),
             user,
             assistant: role("assistant"),
-            tool: role("tool"),
+            tool,
             unlisted: role(UNLISTED_ROLE),
             arguments,
-            shows_calls,
+            shows_calls: shows_calls || takes_metadata,
+            takes_metadata,
+            observation: observation.filter(|observation| observation.is_shown()),
             absent_content: accepts_absent_content(trial, arguments, other),
             shows_tools: trial.shows_tools(other),
         }

@@ -1,5 +1,6 @@
 //! Converts the messages of a conversation to the forms that a chat template takes: content as a string or as
-//! parts, tool call arguments as an object or as JSON text, the role `developer` as `system` if needed.
+//! parts, tool call arguments as an object or as JSON text, the role `developer` as `system` and the role `tool`
+//! as `observation` if needed.
 //!
 //! A message remains unchanged if the template includes its original form in the output.
 
@@ -7,6 +8,7 @@ use super::super::error::TextError;
 use super::super::json_text::json_text;
 use super::super::tool_calls::closed_arguments;
 use super::capabilities::{RoleCapability, TemplateCapabilities};
+use super::metadata_calls::write_calls_as_metadata;
 use super::trial::ArgumentsForm;
 use serde_json::{Map, Value, json};
 
@@ -61,6 +63,9 @@ pub(super) fn adapt(
         let role = shown_role(index, message, capabilities, &mentions)?;
         adapt_content(message, role, capabilities);
     }
+    if capabilities.takes_metadata {
+        write_calls_as_metadata(messages);
+    }
     Ok(())
 }
 
@@ -78,7 +83,8 @@ fn for_each_arguments(messages: &mut Value, mut action: impl FnMut(&mut Value)) 
 }
 
 /// Returns the capability for the role of a message. A developer message becomes a system message if the
-/// template renders system messages but not developer messages.
+/// template renders system messages but not developer messages, and the result of a tool becomes an observation
+/// if the template renders observations but not the role `tool`.
 ///
 /// Errors: the template renders no messages of this role.
 fn shown_role(
@@ -96,6 +102,12 @@ fn shown_role(
         "system".clone_into(role);
         capability = Some(system);
     }
+    if role == "tool"
+        && let Some(observation) = capabilities.observation
+    {
+        "observation".clone_into(role);
+        capability = Some(observation);
+    }
     let hidden = match capability {
         Some(capability) => capability.is_hidden(),
         None => !mentions(role),
@@ -107,7 +119,7 @@ fn shown_role(
 }
 
 /// Whether content has no text except white space, so that a template that omits it loses no text.
-fn is_blank(content: &Value) -> bool {
+pub(super) fn is_blank(content: &Value) -> bool {
     match content {
         Value::String(text) => text.trim().is_empty(),
         Value::Array(parts) => parts.iter().all(|part| part.get("text").is_none_or(is_blank)),

@@ -17,6 +17,7 @@ mod engine;
 mod hidden_field;
 mod inline_system;
 mod message;
+mod metadata_calls;
 mod model_template;
 mod request_template;
 mod source;

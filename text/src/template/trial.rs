@@ -194,6 +194,14 @@ impl<'a> TrialRenderer<'a> {
         conversations.iter().filter_map(|messages| self.render(messages, self.tools)).collect()
     }
 
+    /// Whether the output contains the `metadata` of a message of the assistant, in the line before its content.
+    pub(super) fn shows_metadata(&self, other: ContentForm) -> bool {
+        let user = json!({"role": "user", "content": other.of(OTHER_TEXT)});
+        let call = json!({"role": "assistant", "metadata": TOOL, "content": other.of(TEXT)});
+        let output = self.render(&[user.clone(), call, user], self.tools);
+        output.is_some_and(|output| output.contains(&format!("{TOOL}\n{TEXT}")))
+    }
+
     /// Whether the output contains the tool definitions of a request, in a conversation with only a user
     /// message or with a system and a user message; `other` is the content form of these messages.
     pub(super) fn shows_tools(&self, other: ContentForm) -> bool {

@@ -32,6 +32,63 @@ fn glm_tool_calls() {
     );
 }
 
+#[test]
+fn glm_4_tool_calls() {
+    let both = expect![[r#"
+        content "Look."
+        call 0 weather
+          0 {"city": "Bonn\n"}
+        end 0
+        call 1 time
+          1 {}
+        end 1
+    "#]];
+    let weather = "weather\n{\"city\": \"Bonn\\n\"}";
+    for text in [
+        format!("Look.\n{weather}<|assistant|>time\n{{}}"),
+        format!("Look.<|assistant|>{weather}\n<|assistant|> time \n{{}}\n"),
+        format!("Look.\n\n  {weather}\r\ntime\r\n\n{{}}"),
+    ] {
+        check(ToolCallSyntax::Glm4, &text, &both);
+    }
+}
+
+#[test]
+fn lines_that_are_no_glm_4_calls_are_content() {
+    for text in [
+        "time",
+        "time\n",
+        "times\n{}",
+        "The time\n{}",
+        "unknown\n{}",
+        "time {}",
+        "time\nx\n{}",
+        "<|assistant|>The time is 3.",
+        "<|assistant|><|assistant|>",
+    ] {
+        let pieces = run(parser(ToolCallSyntax::Glm4, None, u32::MAX), [text]);
+        let content = pieces.iter().map(|piece| match piece {
+            OutputPiece::Content(text) => text.to_owned(),
+            other => panic!("{other:?} in {text}"),
+        });
+        assert_eq!(content.collect::<String>(), text);
+    }
+    check(
+        ToolCallSyntax::Glm4,
+        "time\ntime\n{\"a\": }\ntime\n{}",
+        &expect![[r#"
+            content "time"
+            call 0 time
+              0 {"a": 
+            broken 0 "\ntime\n{\"a\": "
+            content "}"
+            call 1 time
+              1 {}
+            end 1
+        "#]],
+    );
+}
+
 /// SmolLM3 prints JSON calls without line breaks, and several calls after one another. Python code between `<code>` tags
 /// is content.
 #[test]

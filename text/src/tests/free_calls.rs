@@ -62,6 +62,7 @@ fn opening(syntax: ToolCallSyntax) -> &'static str {
         ToolCallSyntax::Xlam => "[{\"name\": \"",
         ToolCallSyntax::Llama3Json => "{\"name\": \"",
         ToolCallSyntax::Pythonic => "[f(",
+        ToolCallSyntax::Glm4 => "f\n{",
         ToolCallSyntax::Harmony => "<|channel|>commentary to=functions.f",
         syntax => syntax.opening_marker().unwrap(),
     }
@@ -112,7 +113,10 @@ fn check(forced: &ForcedCallHarness, schema: &Value, seed: u64) -> Result<usize,
         }
         let has_marker = !matches!(
             syntax,
-            ToolCallSyntax::Xlam | ToolCallSyntax::Llama3Json | ToolCallSyntax::Pythonic
+            ToolCallSyntax::Xlam
+                | ToolCallSyntax::Llama3Json
+                | ToolCallSyntax::Pythonic
+                | ToolCallSyntax::Glm4
         );
         if has_marker && parsed.content.contains(opening(*syntax)) {
             return Err(format!("a marker in the content of {output:?}"));

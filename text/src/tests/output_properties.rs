@@ -90,6 +90,8 @@ pub(super) const OUTPUT_FRAGMENTS: &[&str] = &[
     "<function_calls>",
     "</function_calls>",
     "print(",
+    "\ntime\n{",
+    "<|assistant|>",
     "<function_call>",
     "<start_function_call>",
     "<end_function_call>",

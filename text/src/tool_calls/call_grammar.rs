@@ -6,6 +6,7 @@
 
 mod call_text;
 
+use super::named_lines::SEPARATOR;
 use super::pythonic::{self, CallBlockSyntax};
 use super::{ToolCallSyntax, ToolDefinition, mistral};
 use super::{delimited_grammar, harmony_grammar, python_grammar, tag_grammar};
@@ -269,6 +270,7 @@ pub(super) fn delimiters(syntax: ToolCallSyntax, writer: &CallGrammarWriter<'_>)
             delimiters("<|tool_call|>[", ", ", "]<|/tool_call|>")
         }
         ToolCallSyntax::Phi4Mini => delimiters("functools[", ", ", "]"),
+        ToolCallSyntax::Glm4 => delimiters("", SEPARATOR, ""),
         ToolCallSyntax::Llama3Json
         | ToolCallSyntax::Granite20b
         | ToolCallSyntax::FunctionGemma

@@ -6,7 +6,7 @@ use super::call_grammar::{
     add_arguments, add_common_rules, allows_several, call_text, delimiters,
 };
 use super::text_language::regex_literal;
-use super::{ToolCallSyntax, ToolDefinition, hermes, llama3_json, mistral, pythonic};
+use super::{ToolCallSyntax, ToolDefinition, hermes, llama3_json, mistral, named_lines, pythonic};
 use super::{delimited_grammar, harmony_grammar, python_grammar, tag_grammar};
 use grammar::lark_text::without;
 use serde_json::json;
@@ -155,8 +155,18 @@ impl FreeCallGrammarBuilder<'_> {
 
     /// Returns the pattern of the start of a list of Python calls.
     fn pythonic_start(&self) -> String {
+        format!("\\[\\s*(?:{})\\s*\\(", self.name_pattern())
+    }
+
+    /// Returns the pattern of a text up to the arguments of a call after the line of its name.
+    fn named_line_start(&self) -> String {
+        format!("(?:(?s:.*)\\n\\s*)?(?:{})[ \\t\\r]*\\n\\s*\\{{", self.name_pattern())
+    }
+
+    /// Returns the pattern of the name of any tool.
+    fn name_pattern(&self) -> String {
         let names = self.tools.iter().map(|tool| regex_literal(&tool.name));
-        format!("\\[\\s*(?:{})\\s*\\(", names.collect::<Vec<_>>().join("|"))
+        names.collect::<Vec<_>>().join("|")
     }
 
     fn openings(&self) -> ToolCallStarts {
@@ -183,6 +193,7 @@ impl FreeCallGrammarBuilder<'_> {
             ToolCallSyntax::Xlam => at_start(array_start, vec!["```", hermes::OPEN]),
             ToolCallSyntax::Llama3Json => at_start(OBJECT_START.to_owned(), vec![llama3_json::TAG]),
             ToolCallSyntax::Pythonic => at_start(self.pythonic_start(), vec![pythonic::OPEN]),
+            ToolCallSyntax::Glm4 => at_start(self.named_line_start(), vec![named_lines::SEPARATOR]),
             ToolCallSyntax::ToolCode => marked(vec![self.list(pythonic::TOOL_CODE.open)]),
             ToolCallSyntax::Olmo3 => marked(vec![self.list(pythonic::FUNCTION_CALLS.open)]),
             ToolCallSyntax::Granite20b => marked(vec![single(hermes::FUNCTION_CALL, false)]),

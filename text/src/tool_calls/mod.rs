@@ -26,6 +26,7 @@ mod llama3_json;
 mod marked_text;
 mod marker_scanner;
 mod mistral;
+mod named_lines;
 mod partial_arguments;
 mod python_grammar;
 mod python_text;
@@ -55,6 +56,7 @@ use json_sections::DeepSeekKimiToolParser;
 use llama3_json::LlamaToolParser;
 pub(super) use marker_scanner::MarkerScanner;
 use mistral::MistralToolParser;
+use named_lines::GlmToolParser;
 pub use partial_arguments::partial_arguments;
 use pythonic::PythonicToolParser;
 use std::sync::Arc;
@@ -104,6 +106,7 @@ enum FamilyToolParser {
     Delimited(GemmaToolParser),
     Tagged(Box<TaggedToolParser>),
     Llama(LlamaToolParser),
+    Glm(GlmToolParser),
     List(JsonListToolParser),
     Mistral(MistralToolParser),
     Pythonic(PythonicToolParser),
@@ -129,6 +132,9 @@ impl FamilyToolParser {
         let names = || Some(tools.iter().map(|tool| tool.name.clone()).collect());
         match syntax {
             ToolCallSyntax::Llama3Json => Self::Llama(LlamaToolParser::new(names())),
+            ToolCallSyntax::Glm4 => {
+                Self::Glm(GlmToolParser::new(tools.iter().map(|tool| tool.name.clone()).collect()))
+            }
             ToolCallSyntax::Mistral => Self::Mistral(MistralToolParser::default()),
             ToolCallSyntax::Pythonic | ToolCallSyntax::ToolCode | ToolCallSyntax::Olmo3 => {
                 Self::Pythonic(PythonicToolParser::new(names(), syntax.call_block()))
@@ -170,6 +176,7 @@ impl ToolCallParser {
             FamilyToolParser::Delimited(parser) => parser.push(c, emitter, out),
             FamilyToolParser::Tagged(parser) => parser.push(c, emitter, out),
             FamilyToolParser::Llama(parser) => parser.push(c, emitter, out),
+            FamilyToolParser::Glm(parser) => parser.push(c, emitter, out),
             FamilyToolParser::List(parser) => parser.push(c, emitter, out),
             FamilyToolParser::Mistral(parser) => parser.push(c, emitter, out),
             FamilyToolParser::Pythonic(parser) => parser.push(c, emitter, out),
@@ -185,6 +192,7 @@ impl ToolCallParser {
             FamilyToolParser::Delimited(parser) => parser.finish(emitter, out),
             FamilyToolParser::Tagged(parser) => parser.finish(emitter, out),
             FamilyToolParser::Llama(parser) => parser.finish(emitter, out),
+            FamilyToolParser::Glm(parser) => parser.finish(emitter, out),
             FamilyToolParser::List(parser) => parser.finish(emitter, out),
             FamilyToolParser::Mistral(parser) => parser.finish(emitter, out),
             FamilyToolParser::Pythonic(parser) => parser.finish(emitter, out),

@@ -6,7 +6,9 @@ use super::harmony_grammar;
 use super::json_sections::{DEEPSEEK_V3, DEEPSEEK_V31, DeepSeekKimiSyntax, KIMI_K2};
 use super::pythonic::CallBlockSyntax;
 use super::tag_syntax::{DEEPSEEK_V32, GLM45, GLM47, MINIMAX_M2, QWEN3_CODER, SEED_OSS, TagSyntax};
-use super::{ToolDefinition, call_grammar, free_grammar, hermes, llama3_json, mistral, pythonic};
+use super::{
+    ToolDefinition, call_grammar, free_grammar, hermes, llama3_json, mistral, named_lines, pythonic,
+};
 use crate::harmony;
 use crate::tokenizer::Tokenizer;
 
@@ -21,6 +23,8 @@ pub enum ToolCallSyntax {
     SeedOss,
     /// `<invoke name="…">` and `<parameter name="…">`: MiniMax M2.
     MiniMaxM2,
+    /// The name of a function on its own line, then JSON: GLM-4, GLM-Z1.
+    Glm4,
     /// `<arg_key>` and `<arg_value>`, each tag on its own line: GLM 4.5, GLM 4.6.
     Glm45,
     /// `<arg_key>` and `<arg_value>` without line breaks: GLM 4.7.
@@ -71,8 +75,8 @@ pub enum ToolCallIdFormat {
 }
 
 impl ToolCallSyntax {
-    /// Command-line names of the syntaxes. They equal vLLM's names, except `gemma3_tool_code`, which vLLM
-    /// does not have, `harmony`, and SGLang's name `gpt-oss`.
+    /// Command-line names of the syntaxes. They equal vLLM's names, except `glm4` and `gemma3_tool_code`,
+    /// which vLLM does not have, `harmony`, and SGLang's name `gpt-oss`.
     pub const NAMES: &[(&str, Self)] = &[
         ("hermes", Self::Hermes),
         ("qwen3_coder", Self::Qwen3Coder),
@@ -88,6 +92,7 @@ impl ToolCallSyntax {
         ("deepseek_v31", Self::DeepSeekV31),
         ("deepseek_v32", Self::DeepSeekV32),
         ("kimi_k2", Self::KimiK2),
+        ("glm4", Self::Glm4),
         ("glm45", Self::Glm45),
         ("glm47", Self::Glm47),
         ("minimax_m2", Self::MiniMaxM2),
@@ -128,6 +133,7 @@ impl ToolCallSyntax {
         Self::Gemma4,
         Self::Harmony,
         Self::Olmo3,
+        Self::Glm4,
     ];
 
     /// Returns the format of tool call ids that this family's templates accept.
@@ -154,6 +160,7 @@ impl ToolCallSyntax {
         }
         match self {
             Self::Llama3Json => vec![llama3_json::TAG],
+            Self::Glm4 => vec![named_lines::SEPARATOR],
             Self::Pythonic => vec![pythonic::OPEN, pythonic::CLOSE],
             Self::ToolCode => Vec::new(),
             Self::Olmo3 => vec![pythonic::FUNCTION_CALLS.open, pythonic::FUNCTION_CALLS.close],

@@ -37,6 +37,10 @@ pub(crate) fn valid_output(syntax: ToolCallSyntax) -> String {
                 "a\n<tool_call>weather\n{arg}\n</tool_call>\n<tool_call>weather{arg}</tool_call> b"
             )
         }
+        ToolCallSyntax::Glm4 => {
+            let call = format!("weather\n{arguments}");
+            format!("a\n{call}<|assistant|>{call}\nb")
+        }
         ToolCallSyntax::Llama3Json => format!("{0}; {0} b", json("parameters")),
         ToolCallSyntax::Pythonic => {
             "[weather(city='B\\n', tags=[1, {}]), weather(days=3)] b".to_owned()

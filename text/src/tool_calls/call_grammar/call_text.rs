@@ -48,6 +48,7 @@ pub(crate) fn call_text(
         ToolCallSyntax::Llama3Json => {
             call(&format!("{{\"name\": \"{name}\", \"parameters\": "), "}")
         }
+        ToolCallSyntax::Glm4 => call(&format!("{name}\n"), ""),
         _ if syntax.is_pythonic() => call(&format!("{name}("), ")"),
         ToolCallSyntax::Harmony => harmony_grammar::call_header(name, writer),
         ToolCallSyntax::Granite20b => {
