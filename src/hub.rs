@@ -10,12 +10,13 @@ mod transfer;
 
 pub use error::HubError;
 pub use file_selection::HubFileSet;
-use file_selection::{format_hint, is_named_template, shards};
+use file_selection::{is_named_template, shards};
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 use hf_hub::api::sync::{Api, ApiBuilder, ApiRepo};
 use hf_hub::{Cache, Repo, RepoType};
+use models::format_hint;
 use text::TOKENIZER_FILES;
 
 use crate::config::ProcessEnvironment;
@@ -186,7 +187,11 @@ impl HubRepository {
         }
         if let Some(file) = required.into_iter().find(|file| !available.contains(*file)) {
             let (id, file) = (self.id.clone(), file.to_owned());
-            return Err(HubError::FileMissing { id, file, hint: format_hint(available) });
+            return Err(HubError::FileMissing {
+                id,
+                file,
+                hint: format_hint(available.iter().map(String::as_str)),
+            });
         }
         Ok(names.into_iter().filter(|n| available.contains(*n)).map(str::to_owned).collect())
     }
@@ -203,7 +208,8 @@ impl HubRepository {
                 return Ok(vec![SINGLE_WEIGHTS_FILE.to_owned()]);
             }
             let file = SINGLE_WEIGHTS_FILE.to_owned();
-            let (id, hint) = (self.id.clone(), format_hint(available));
+            let hint = format_hint(available.iter().map(String::as_str));
+            let id = self.id.clone();
             return Err(HubError::FileMissing { id, file, hint });
         }
         let path = self.download(repo, INDEX_FILE)?;

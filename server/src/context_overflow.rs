@@ -7,6 +7,10 @@ use super::api_error::ApiError;
 /// Value of `code` and `reason` in errors about the context length.
 pub(crate) const CONTEXT_LENGTH_EXCEEDED: &str = "context_length_exceeded";
 
+/// Remark in errors of the OpenAI routes about a prompt whose tokens were not counted.
+const LOWER_BOUND_REMARK: &str =
+    " The prompt was not tokenized, so its number of tokens is a lower bound.";
+
 /// Token counts of a request that exceeds the context length.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ContextOverflow {
@@ -22,36 +26,30 @@ pub struct ContextOverflow {
 
 impl ContextOverflow {
     /// Returns the error message in the wording of OpenAI's API, and the value of `code`: recent versions of the
-    /// openai package show only the message, in which langchain-openai searches for the code.
+    /// openai package show only the message, in which langchain-openai searches for the code. A remark about a
+    /// lower bound follows at the end, because clients read the counts from the sentence.
     pub fn openai_message(&self) -> String {
-        let Self { prompt_tokens, max_tokens, context_length, .. } = self;
+        let Self { prompt_tokens, max_tokens, context_length, is_lower_bound } = self;
         let total = prompt_tokens + u64::from(*max_tokens);
-        let bound = self.bound_words();
+        let remark = if *is_lower_bound { LOWER_BOUND_REMARK } else { "" };
         format!(
             "This model's maximum context length is {context_length} tokens. However, you requested \
-             {bound}{total} tokens ({bound}{prompt_tokens} in the messages, {max_tokens} in the \
-             completion). Please reduce the length of the messages or completion. \
-             ({CONTEXT_LENGTH_EXCEEDED})"
+             {total} tokens ({prompt_tokens} in the messages, {max_tokens} in the completion). Please \
+             reduce the length of the messages or completion. ({CONTEXT_LENGTH_EXCEEDED}){remark}"
         )
     }
 
-    /// Returns the error message in the wording of Anthropic's API.
+    /// Returns the error message in the wording of Anthropic's API. The message has no other text, because clients
+    /// compare it from its beginning to its end.
     pub fn anthropic_message(&self) -> String {
         let Self { prompt_tokens, max_tokens, context_length, .. } = self;
         if *prompt_tokens > u64::from(*context_length) {
-            let bound = self.bound_words();
-            return format!(
-                "prompt is too long: {bound}{prompt_tokens} tokens > {context_length} maximum"
-            );
+            return format!("prompt is too long: {prompt_tokens} tokens > {context_length} maximum");
         }
         format!(
             "input length and `max_tokens` exceed context limit: {prompt_tokens} + {max_tokens} > \
              {context_length}, decrease input length or `max_tokens` and try again"
         )
-    }
-
-    fn bound_words(&self) -> &'static str {
-        if self.is_lower_bound { "at least " } else { "" }
     }
 
     /// Creates the 400 error; `param` is the field that contains the prompt, as in OpenAI's API.
@@ -96,18 +94,14 @@ mod tests {
         assert_eq!(openai["error"]["param"], "messages");
         let message = "prompt is too long: 5000 tokens > 4096 maximum";
         assert_eq!(anthropic["error"]["message"], message);
-        let message = "prompt is too long: at least 5000 tokens > 4096 maximum";
         assert_eq!(AT_LEAST.anthropic_message(), message);
         assert_eq!(
             TOO_LONG_TOGETHER.anthropic_message(),
             "input length and `max_tokens` exceed context limit: 4000 + 1000 > 4096, decrease input \
              length or `max_tokens` and try again"
         );
-        assert!(
-            AT_LEAST
-                .openai_message()
-                .contains("at least 5016 tokens (at least 5000 in the messages")
-        );
+        let remarked = AT_LEAST.openai_message();
+        assert_eq!(remarked.strip_suffix(LOWER_BOUND_REMARK), Some(&*TOO_LONG.openai_message()));
     }
 
     /// Texts by which clients recognise the errors, in lower case: Claude Code 2.1, OpenRouter's and Groq's

@@ -1,7 +1,6 @@
 //! Files of a repository that a model needs.
 
 use std::collections::BTreeSet;
-use std::path::Path;
 
 /// Folder of additional chat templates, which are downloaded with the tokenizer files.
 const TEMPLATE_FOLDER: &str = "additional_chat_templates/";
@@ -29,22 +28,6 @@ impl HubFileSet {
 
     pub(super) fn has_weights(self) -> bool {
         matches!(self, Self::Everything | Self::Weights)
-    }
-}
-
-/// Returns a hint for the error about missing safetensors files: which other weights format the repository
-/// has.
-pub(super) fn format_hint(available: &BTreeSet<String>) -> &'static str {
-    let has = |extension: &str| {
-        available.iter().any(|file| Path::new(file).extension().is_some_and(|e| e == extension))
-    };
-    if has("gguf") {
-        "; GGUF is not supported: serve the original model, which has safetensors files"
-    } else if has("bin") || has("pth") || has("pt") {
-        "; pickle files (.bin, .pth) can run code and are not read: convert them with \
-         save_pretrained(safe_serialization=True) of transformers"
-    } else {
-        ""
     }
 }
 

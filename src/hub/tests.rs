@@ -132,6 +132,17 @@ fn server_without_ranges_cannot_corrupt_a_file() {
 }
 
 #[test]
+fn repository_in_another_format_is_named() {
+    let files = BTreeMap::from([("README.md", &b"x"[..]), ("model-Q4_K_M.gguf", b"GGUF")]);
+    let mock = MockHub::start(&files);
+    let dir = tempfile::tempdir().unwrap();
+    let error = mock.fetch(dir.path(), None).unwrap_err().to_string();
+    let expected = "owner/name: the repository has no config.json; GGUF is not supported: serve the original \
+                    model, which has safetensors files";
+    assert_eq!(error, expected);
+}
+
+#[test]
 fn shards_come_from_the_index() {
     let index = br#"{"weight_map":{"a":"model-1.safetensors","b":"model-2.safetensors"}}"#;
     let mut files = small();

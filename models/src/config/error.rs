@@ -14,6 +14,14 @@ pub enum ModelConfigError {
         /// Error of the operating system while the file was read.
         error: std::io::Error,
     },
+    /// The model folder has no configuration file.
+    #[error("{dir}: no config.json{hint}")]
+    Absent {
+        /// Path of the model folder.
+        dir: PathBuf,
+        /// Format of the model instead, and the remedy; may be empty.
+        hint: &'static str,
+    },
     /// The configuration file exceeds the size limit.
     #[error("{path}: {bytes} bytes, more than the limit of {limit}")]
     TooLarge {

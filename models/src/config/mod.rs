@@ -61,6 +61,7 @@ pub use temperature::AttentionTemperatureConfig;
 
 use self::architecture_rules::QkNormKind;
 use self::architecture_traits::ArchitectureTraits;
+use crate::foreign_formats::folder_format_hint;
 use crate::weights::{RotaryPairKind, RotaryRowOrder};
 pub(crate) use architecture_rules::{DecoderLayerKind, SynthTokenizerKind};
 use ops::{ExpertGroups, GateActivation, RouterScoreFunction};
@@ -265,7 +266,14 @@ impl ModelConfig {
         overrides: &Map<String, Value>,
     ) -> Result<Self, ModelConfigError> {
         let generation = GenerationConfig::read(dir)?;
-        let fields = json_fields::JsonFields::read(&dir.join("config.json"))?;
+        let path = dir.join("config.json");
+        if !path.exists() {
+            return Err(ModelConfigError::Absent {
+                dir: dir.to_owned(),
+                hint: folder_format_hint(dir),
+            });
+        }
+        let fields = json_fields::JsonFields::read(&path)?;
         let moved = config_overrides::quantization_of_file(&fields, dir, overrides)?;
         let fields = fields.with(&moved).with(overrides);
         let mut config = parse_config::config(&fields, generation)?;

@@ -136,6 +136,10 @@ impl QuantizationConfig {
         if fields.value("compression_config").is_some() {
             return Err(fields.unsupported("compression_config", "only quantization_config is"));
         }
+        if fields.value("quantization").is_some() {
+            let why = "weights that MLX has quantised are not read; serve the original model";
+            return Err(fields.unsupported("quantization", why));
+        }
         let Some(object) = fields.object("quantization_config")? else { return Ok(None) };
         let method = object.text("quant_method")?.unwrap_or_default();
         match method {

@@ -50,6 +50,16 @@ fn compressed(groups: Value, more: Value) -> Value {
 }
 
 #[test]
+fn weights_quantised_by_mlx_are_rejected_by_name() {
+    let bits = json!({"group_size": 64, "bits": 4});
+    let fields = json!({"quantization": bits, "quantization_config": bits});
+    let error = parse(&with(qwen3(), fields)).unwrap_err().to_string();
+    assert!(error.starts_with("config.json: field `quantization`: "), "{error}");
+    assert!(error.ends_with("MLX has quantised are not read; serve the original model"), "{error}");
+    assert!(parse(&with(qwen3(), json!({"quantization": null}))).is_ok());
+}
+
+#[test]
 fn formats_of_published_checkpoints_are_read() {
     let deepseek = json!({"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic",
         "weight_block_size": [128, 128], "modules_to_not_convert": ["lm_head"]});

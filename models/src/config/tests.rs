@@ -38,6 +38,19 @@ pub(super) fn expect_error(changes: Value, expected: Expect) {
 }
 
 #[test]
+fn folder_without_config_names_the_format_it_has() {
+    let dir = tempfile::tempdir().unwrap();
+    let error = || {
+        let error = ModelConfig::from_dir(dir.path()).unwrap_err().to_string();
+        error.replace(&dir.path().display().to_string(), "DIR")
+    };
+    expect!["DIR: no config.json"].assert_eq(&error());
+    std::fs::write(dir.path().join("model.gguf"), "GGUF").unwrap();
+    expect!["DIR: no config.json; GGUF is not supported: serve the original model, which has safetensors files"]
+        .assert_eq(&error());
+}
+
+#[test]
 fn published_configs_are_read() {
     let config = parse(&qwen3()).unwrap();
     assert_eq!((config.heads, config.kv_heads, config.head_dim), (16, 8, 128));

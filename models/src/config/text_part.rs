@@ -10,7 +10,7 @@ use super::{ModelArchitecture, ModelConfigError};
 const TEXT_CONFIG: &str = "text_config";
 /// Fields that are read from the outermost object if `text_config` does not contain them.
 const INHERITED: &[&str] =
-    &["quantization_config", "compression_config", "bos_token_id", "eos_token_id"];
+    &["quantization_config", "compression_config", "quantization", "bos_token_id", "eos_token_id"];
 /// Field for which a value in the outermost object takes precedence over `text_config`.
 const TIE: &str = "tie_word_embeddings";
 /// Fields that may only be in `text_config`. In the outermost object they would have no effect.

@@ -8,6 +8,7 @@
 use super::header::{self, SafetensorsHeaderError, StoredTensor};
 use crate::ModelLoadError;
 use crate::error::{StoredTensorError, WeightFileError};
+use crate::foreign_formats::folder_format_hint;
 use ops::MappedFile;
 use std::collections::BTreeMap;
 use std::fs;
@@ -49,7 +50,10 @@ impl SafetensorsCheckpoint {
         } else if dir.join(SINGLE_FILE).exists() {
             checkpoint.add(SINGLE_FILE)?;
         } else {
-            return Err(ModelLoadError::NoWeights { dir: dir.to_owned(), hint: weights_hint(dir) });
+            return Err(ModelLoadError::NoWeights {
+                dir: dir.to_owned(),
+                hint: folder_format_hint(dir),
+            });
         }
         Ok(checkpoint)
     }
@@ -190,7 +194,7 @@ pub(crate) fn weight_files(dir: &Path) -> Result<Vec<PathBuf>, ModelLoadError> {
     } else if single.exists() {
         Ok(vec![single])
     } else {
-        Err(ModelLoadError::NoWeights { dir: dir.to_owned(), hint: weights_hint(dir) })
+        Err(ModelLoadError::NoWeights { dir: dir.to_owned(), hint: folder_format_hint(dir) })
     }
 }
 
@@ -214,25 +218,4 @@ fn read_index(path: &Path) -> Result<BTreeMap<String, String>, ModelLoadError> {
         }
     }
     Ok(index.weight_map)
-}
-
-/// Text about weights in other formats, for the error message about a folder without safetensors files.
-fn weights_hint(dir: &Path) -> &'static str {
-    let Ok(entries) = fs::read_dir(dir) else { return "; the folder cannot be listed" };
-    let mut hint = "";
-    for entry in entries.flatten() {
-        let name = entry.file_name();
-        let extension = Path::new(&name).extension().and_then(|e| e.to_str());
-        match extension {
-            Some("bin" | "pth" | "pt") => {
-                hint = "; pickle files (.bin, .pth) can run code and are not read: convert them with \
-                        save_pretrained(safe_serialization=True) of transformers";
-            }
-            Some("gguf") => {
-                hint = "; GGUF is not supported: serve the original model, which has safetensors files";
-            }
-            _ => {}
-        }
-    }
-    hint
 }
