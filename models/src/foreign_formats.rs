@@ -2,7 +2,7 @@
 
 /// Format of models that is not read.
 struct ForeignFormat {
-    /// Names of files by which the format is recognised; `*` stands for any beginning.
+    /// Names of files by which the format is recognised; `*` matches any characters.
     files: &'static [&'static str],
     /// Text after the message that a file is missing.
     advice: &'static str,

@@ -44,7 +44,9 @@ impl ContextOverflow {
     pub fn anthropic_message(&self) -> String {
         let Self { prompt_tokens, max_tokens, context_length, .. } = self;
         if *prompt_tokens > u64::from(*context_length) {
-            return format!("prompt is too long: {prompt_tokens} tokens > {context_length} maximum");
+            return format!(
+                "prompt is too long: {prompt_tokens} tokens > {context_length} maximum"
+            );
         }
         format!(
             "input length and `max_tokens` exceed context limit: {prompt_tokens} + {max_tokens} > \

@@ -48,7 +48,7 @@ one scale per output channel, or with heads that are not a multiple of 128 chann
 
 ### Formats that are rejected
 
-Rejected with the name of the field: other algorithms of ModelOpt (`NVFP4`, `W4A16_AWQ`, …), also of a single layer in `quantized_layers`; GPTQ, AWQ, bitsandbytes and GGUF.
+Rejected with the name of the field: other algorithms of ModelOpt (`NVFP4`, `W4A16_AWQ`, …), also of a single layer in `quantized_layers`; GPTQ, AWQ, bitsandbytes, MLX and GGUF.
 
 ### Kernels of attention
 

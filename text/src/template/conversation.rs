@@ -42,17 +42,7 @@ pub(super) fn adapt(
     capabilities: &TemplateCapabilities,
     mentions: impl Fn(&str) -> bool,
 ) -> Result<(), TextError> {
-    let mut other_arguments = other_arguments.into_iter();
-    for_each_arguments(messages, |arguments| {
-        let other = other_arguments.next();
-        let has_form = match capabilities.arguments {
-            ArgumentsForm::Object => arguments.is_object(),
-            ArgumentsForm::Text => arguments.is_string(),
-        };
-        if let Some(other) = other.filter(|_| !has_form) {
-            *arguments = other;
-        }
-    });
+    adapt_arguments(messages, other_arguments, capabilities.arguments);
     let is_harmony = mentions(CHANNEL);
     for (index, message) in messages.as_array_mut().into_iter().flatten().enumerate() {
         let Some(message) = message.as_object_mut() else { continue };
@@ -67,6 +57,21 @@ pub(super) fn adapt(
         write_calls_as_metadata(messages);
     }
     Ok(())
+}
+
+/// Gives the arguments of all tool calls the form `form`; `other_arguments` are the arguments in the other form.
+fn adapt_arguments(messages: &mut Value, other_arguments: Vec<Value>, form: ArgumentsForm) {
+    let mut other_arguments = other_arguments.into_iter();
+    for_each_arguments(messages, |arguments| {
+        let other = other_arguments.next();
+        let has_form = match form {
+            ArgumentsForm::Object => arguments.is_object(),
+            ArgumentsForm::Text => arguments.is_string(),
+        };
+        if let Some(other) = other.filter(|_| !has_form) {
+            *arguments = other;
+        }
+    });
 }
 
 /// Applies `action` to the arguments of each tool call in order.

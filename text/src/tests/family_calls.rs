@@ -73,6 +73,11 @@ fn lines_that_are_no_glm_4_calls_are_content() {
         });
         assert_eq!(content.collect::<String>(), text);
     }
+}
+
+/// A broken call is reported up to its fault, and a call may follow it.
+#[test]
+fn broken_glm_4_call_is_followed_by_a_call() {
     check(
         ToolCallSyntax::Glm4,
         "time\ntime\n{\"a\": }\ntime\n{}",

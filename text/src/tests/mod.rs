@@ -6,6 +6,7 @@ mod declared_tokens;
 mod family_calls;
 mod forced_calls;
 mod free_calls;
+mod glm_templates;
 mod harmony;
 mod harmony_cuts;
 mod harmony_grammars;

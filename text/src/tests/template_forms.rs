@@ -6,20 +6,20 @@ use serde_json::{Value, json};
 use super::{byte_level, load, write};
 use crate::{ChatInput, ChatTemplate, HiddenChatField, TextError, Tokenizer};
 
-fn compile(template: &str) -> (Tokenizer, ChatTemplate) {
+pub(super) fn compile(template: &str) -> (Tokenizer, ChatTemplate) {
     let (dir, tokenizer) = load(&byte_level());
     let template = ChatTemplate::load(dir.path(), Some(template), &tokenizer, 1 << 20).unwrap();
     (tokenizer, template.unwrap())
 }
 
-fn render(template: &str, messages: Value) -> Result<String, TextError> {
+pub(super) fn render(template: &str, messages: Value) -> Result<String, TextError> {
     let input = ChatInput { messages, add_generation_prompt: true, ..ChatInput::default() };
     compile(template).1.render(input).map(|rendered| rendered.text)
 }
 
 /// Returns a template that prints each message whose role is in `roles`; `content` is the expression that
 /// prints the content.
-fn of_roles(roles: &str, content: &str) -> String {
+pub(super) fn of_roles(roles: &str, content: &str) -> String {
     format!(
         "{{% for m in messages %}}{{% if m.role in [{roles}] %}}[{{{{ m.role }}}}]{content}{{% endif %}}{{% endfor %}}"
     )
@@ -28,7 +28,7 @@ fn of_roles(roles: &str, content: &str) -> String {
 const LOOP: &str =
     "{% for p in m.content %}{% if p.type == 'text' %}{{ p.text }}{% endif %}{% endfor %}";
 const EITHER: &str = "{% if m.content is string %}{{ m.content }}{% else %}{% for p in m.content %}{{ p.text }}{% endfor %}{% endif %}";
-const PLAIN: &str = "{{ m.content }}";
+pub(super) const PLAIN: &str = "{{ m.content }}";
 const ALL: &str = "'system', 'user', 'assistant', 'tool'";
 
 #[test]
@@ -65,43 +65,6 @@ fn content_gets_the_form_that_the_template_shows() {
         let text = render(&of_roles(ALL, shown), messages).unwrap();
         assert_eq!(text, format!("[user]{expected}"), "{shown} {content}");
     }
-}
-
-/// Prints messages as the template of GLM-4 does.
-const GLM_4: &str = "{% for m in messages %}{% if m.role == 'user' %}<|user|>\n{{ m.content }}\
-    {% elif m.role == 'assistant' %}<|assistant|>{{ m.metadata }}\n{{ m.content }}\
-    {% elif m.role == 'observation' %}<|observation|>\n{{ m.content }}{% endif %}{% endfor %}";
-
-#[test]
-fn calls_and_results_of_glm_4_are_rendered() {
-    let call = |name: &str, arguments: Value| {
-        let function = json!({"name": name, "arguments": arguments});
-        json!({"id": "c", "type": "function", "function": function})
-    };
-    let calls = [call("f", json!("{\"a\":1}")), call("g", json!({"b": [1, 2]}))];
-    let result = |content: Value| json!({"role": "tool", "tool_call_id": "c", "content": content});
-    let messages = json!([
-        {"role": "user", "content": "q"},
-        {"role": "assistant", "content": "Look.", "tool_calls": calls},
-        result(json!("one")),
-        result(json!([{"type": "text", "text": "two"}])),
-        {"role": "assistant", "content": null, "tool_calls": [call("f", json!("{}"))]},
-        result(json!("three")),
-    ]);
-    let input = ChatInput { messages: messages.clone(), ..ChatInput::default() };
-    assert_eq!(compile(GLM_4).1.hidden_fields(&input, false), []);
-    let expected = "<|user|>\nq<|assistant|>\nLook.<|assistant|>f\n{\"a\":1}<|assistant|>g\n{\"b\": [1, 2]}\
-        <|observation|>\none<|observation|>\ntwo<|assistant|>f\n{}<|observation|>\nthree";
-    assert_eq!(render(GLM_4, messages).unwrap(), expected);
-}
-
-#[test]
-fn observations_need_a_template_that_shows_them() {
-    let messages = json!([{"role": "user", "content": "q"}, {"role": "tool", "content": "r"}]);
-    let known = of_roles("'user', 'assistant', 'tool', 'observation'", PLAIN);
-    assert_eq!(render(&known, messages.clone()).unwrap(), "[user]q[tool]r");
-    let hidden = render(&of_roles("'user', 'assistant'", PLAIN), messages);
-    assert!(matches!(hidden, Err(TextError::RoleNotShown { index: 1, .. })));
 }
 
 #[test]

@@ -5,6 +5,7 @@ use super::call_grammar::{
     CallDelimiters, CallGrammarError, CallGrammarWriter, CallWrapperText, SpecialMarkerFn,
     add_arguments, add_common_rules, allows_several, call_text, delimiters,
 };
+use super::json_lists::PHI4_MINI;
 use super::text_language::regex_literal;
 use super::{ToolCallSyntax, ToolDefinition, hermes, llama3_json, mistral, named_lines, pythonic};
 use super::{delimited_grammar, harmony_grammar, python_grammar, tag_grammar};
@@ -159,7 +160,7 @@ impl FreeCallGrammarBuilder<'_> {
     }
 
     /// Returns the pattern of a text up to the arguments of a call after the line of its name.
-    fn named_line_start(&self) -> String {
+    fn glm_start(&self) -> String {
         format!("(?:(?s:.*)\\n\\s*)?(?:{})[ \\t\\r]*\\n\\s*\\{{", self.name_pattern())
     }
 
@@ -187,13 +188,11 @@ impl FreeCallGrammarBuilder<'_> {
                 bare_starts: vec![array_start],
                 ..marked(self.array_openings(&["<|tool_call|>", hermes::OPEN]))
             },
-            ToolCallSyntax::Phi4Mini => {
-                marked(self.array_openings(&["functools", "<|tool_call|>"]))
-            }
+            ToolCallSyntax::Phi4Mini => marked(self.array_openings(PHI4_MINI.openers)),
             ToolCallSyntax::Xlam => at_start(array_start, vec!["```", hermes::OPEN]),
             ToolCallSyntax::Llama3Json => at_start(OBJECT_START.to_owned(), vec![llama3_json::TAG]),
             ToolCallSyntax::Pythonic => at_start(self.pythonic_start(), vec![pythonic::OPEN]),
-            ToolCallSyntax::Glm4 => at_start(self.named_line_start(), vec![named_lines::SEPARATOR]),
+            ToolCallSyntax::Glm4 => at_start(self.glm_start(), vec![named_lines::SEPARATOR]),
             ToolCallSyntax::ToolCode => marked(vec![self.list(pythonic::TOOL_CODE.open)]),
             ToolCallSyntax::Olmo3 => marked(vec![self.list(pythonic::FUNCTION_CALLS.open)]),
             ToolCallSyntax::Granite20b => marked(vec![single(hermes::FUNCTION_CALL, false)]),
