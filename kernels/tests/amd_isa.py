@@ -28,7 +28,7 @@ SUITES = [["--test", "gpu"], ["--test", "devices"]]
 SEEDS = range(4)
 LDS_TOLERANCE = 0.1
 # Kernels whose layouts of LDS avoid bank conflicts in the hot loop: the largest ratio of LDS cycles to those without conflicts.
-CONFLICT_FREE = {"gemm": 1.02, "moe_grouped_gemm": 1.02}
+CONFLICT_FREE = {"gemm": 1.02, "moe_grouped_gemm": 1.02, "fp8_gemm": 1.02, "moe_fp8_grouped_gemm": 1.02, "mla_decode": 1.1}
 Run = collections.namedtuple("Run", "passed seconds counters")
 # Counters of a kernel: `numbers` are the columns of counters.cpp from the number of wavefronts on, `workgroups` the pairs of LDS bytes
 # and threads of its workgroups.

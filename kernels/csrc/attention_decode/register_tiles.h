@@ -9,7 +9,10 @@
 enum : u32 {
     RING_BYTES = 0,
     KEY_WORDS = 8 * sizeof(KV) / 4,      // 32-bit words of eight channels of a key
-    VALUE_WORDS = PART * sizeof(KV) / 4  // 32-bit words of a lane's channels of a value
+    VALUE_WORDS = PART * sizeof(KV) / 4, // 32-bit words of a lane's channels of a value
+    // Whether each value is replaced by one of the next tile when it has been read, instead of after the multiplication of
+    // the tile: loaded and read values then need registers at the same time, which fp8 values need anyway.
+    REPLACES_VALUES = VALUE_WORDS <= (KV_FP8 ? 4 : 2)
 };
 
 // 32-bit words that a lane has loaded: 1, 2 or 4, or several vectors of 4.
@@ -58,36 +61,49 @@ struct KvTileRing {
 
 DEV KvTileRing ring_of_warp(KV*) { return KvTileRing{}; }
 
-DEV void fetch_keys(KvTileRing& ring, const KV* tile) {
-    const KV* from = tile + key_row(0) * D + strip_k();
-    UNROLL for (u32 i = 0; i < QUERY_PARTS; ++i) ring.key[i] = load_words<KEY_WORDS>(from + i * 32);
+// Addresses of the keys and of the values that this lane loads of the tile at `tile`.
+DEV const KV* keys_of_lane(const KV* tile) { return tile + key_row(0) * D + strip_k(); }
+DEV const KV* values_of_lane(const KV* tile) { return tile + BLOCK_TOKENS * D + key_of(0) * D + (lane() & 15) * PART; }
+
+DEV void fetch_key(KvTileRing& ring, u32 i, const KV* from) {
+    ring.key[i] = load_words<KEY_WORDS>(from + i * 32);
+    keep_load_order();
+}
+DEV void fetch_value(KvTileRing& ring, u32 i, const KV* from) {
+    ring.value[i] = load_words<VALUE_WORDS>(from + i * D);
+    keep_load_order();
 }
 
 DEV void fetch_values(KvTileRing& ring, const KV* tile) {
-    const KV* from = tile + BLOCK_TOKENS * D + key_of(0) * D + (lane() & 15) * PART;
-    UNROLL for (u32 i = 0; i < KEYS; ++i) ring.value[i] = load_words<VALUE_WORDS>(from + i * D);
+    UNROLL for (u32 i = 0; i < KEYS; ++i) fetch_value(ring, i, values_of_lane(tile));
 }
 
 DEV void fetch(KvTileRing& ring, const KV* tile) {
     if (tile == nullptr) return;
-    fetch_keys(ring, tile);
+    UNROLL for (u32 i = 0; i < QUERY_PARTS; ++i) fetch_key(ring, i, keys_of_lane(tile));
     fetch_values(ring, tile);
 }
 
-DEV KeyOperand loaded_keys(const KvTileRing& ring) {
-    KeyOperand k;
-    UNROLL for (u32 i = 0; i < QUERY_PARTS; ++i)
+// Returns the scores of the loaded keys, and loads the keys of the tile at `next`.
+DEV ScoreFragment score_loaded(KvTileRing& ring, const QueryOperand& q, const KV* next) {
+    f32x4 c{{0.f, 0.f, 0.f, 0.f}};
+    UNROLL for (u32 i = 0; i < QUERY_PARTS; ++i) {
 #if KV_FP8
-        k.v[0][i] = widen_half(bits_as<fp8x8>(pinned(ring.key[i])));
+        const half_x8 key = widen_half(bits_as<fp8x8>(pinned(ring.key[i])));
 #else
-        k.v[0][i] = bits_as<half_x8>(pinned(ring.key[i]));
+        const half_x8 key = bits_as<half_x8>(pinned(ring.key[i]));
 #endif
-    return k;
+        strip_mma(c, StripOperandA{{key}}, q.v[i].v[0]);
+        fetch_key(ring, i, keys_of_lane(next));
+    }
+    ScoreFragment s;
+    UNROLL for (u32 i = 0; i < KEYS; ++i) s.v[0][i] = c.v[i];
+    return s;
 }
 
-// Returns the values of the tile. Values of keys from index `present` on, which are beyond the context, are
-// replaced by zero, because freed KV blocks may contain NaN.
-DEV ValueOperand loaded_values(const KvTileRing& ring, u32 present) {
+// Returns the loaded values. With REPLACES_VALUES, loads the values of the tile at `next`. Values of keys from index `present` on, which are
+// beyond the context, are replaced by zero, because freed KV blocks may contain NaN.
+DEV ValueOperand loaded_values(KvTileRing& ring, u32 present, const KV* next) {
     ValueOperand v;
     UNROLL for (u32 i = 0; i < KEYS; ++i) {
         const u32 mask = 0u - (u32)(key_of(i) < present);
@@ -102,6 +118,11 @@ DEV ValueOperand loaded_values(const KvTileRing& ring, u32 present) {
 #else
             words.v[w] = word;
 #endif
+        }
+        if (REPLACES_VALUES) {
+            words = pinned(words);  // The registers of the loaded words have been read.
+            keep_load_order();
+            fetch_value(ring, i, values_of_lane(next));
         }
         const ValueChannelRun run = bits_as<ValueChannelRun>(words);
         UNROLL for (u32 j = 0; j < PART; ++j) v.v[i][j] = run.v[j];

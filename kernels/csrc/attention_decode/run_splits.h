@@ -205,17 +205,14 @@ DEV void multiply_tiles(SoftmaxState& r, QueryOperand& mine, SplitRunState& run,
     for (u32 at = first_key(p) + warp_id() * TILE_KEYS; at < end;) {
         // The inner loop ends where the next tile is in another split.
         do {
-            ScoreFragment s = score(mine, loaded_keys(run.ring));
             const KV* next = advance_tile(a, rows, pool);
-            fetch_keys(run.ring, next);
-            keep_load_order();
+            ScoreFragment s = score_loaded(run.ring, mine, next);
 #if FIRST_POSITION || WINDOWED
             if (at == origin_of(p)) mask_first_keys(s.v, p, window_of(rows));
 #endif
             softmax_tile(r, s, p, at, end, factor);
-            add_values(r, s, loaded_values(run.ring, end - at));
-            fetch_values(run.ring, next);
-            keep_load_order();
+            add_values(r, s, loaded_values(run.ring, end - at, next));
+            if (!REPLACES_VALUES) fetch_values(run.ring, next);
             at += WARPS * TILE_KEYS;
         } while (at < end && a.at < a.end);
         if (a.at >= a.end) seek_tile(a, rows);

@@ -12,11 +12,18 @@ DEV u32 pinned(u32 v) {
     asm volatile("" : "+v"(v));
     return v;
 }
+// Also keeps the vector in successive registers; otherwise the compiler may compose it of parts that it has computed earlier.
+DEV u32x4 pinned(const u32x4& vector) {
+    auto v = __builtin_bit_cast(DevWords<16>::type, vector);
+    asm volatile("" : "+v"(v));
+    return bits_as<u32x4>(v);
+}
 // Prevents the compiler from reordering loads across this call, so that a wait for the loads before the call
 // can leave the loads after it in flight.
 DEV void keep_load_order() { asm volatile("" ::: "memory"); }
 #else
 DEV u32 pinned(u32 v) { return v; }
+DEV u32x4 pinned(const u32x4& v) { return v; }
 DEV void keep_load_order() {}
 DEV u32x4 load_piece(const void* p) { return *(const u32x4*)p; }
 DEV void store_piece(void* p, const u32x4& v) { *(u32x4*)p = v; }

@@ -24,7 +24,8 @@
 enum : u32 {
     TILE = 64,                               // rows of x per tile, and lines of W per tile
     STEP_K = 128,
-    LINE = STEP_K + 16,
+    // Row stride. With 64 lanes, the order of the vectors of a row avoids bank conflicts: stage_offset().
+    LINE = STEP_K + (WARP_SIZE == 64 ? 0 : 16),
     WARPS_N = 256 / WARP_SIZE / (TILE / 16),
     STRIPS = TILE / WARPS_N / STRIP_ROWS,    // strips per warp
     OWN = WARP_SIZE == 64 ? 4 : 2,           // rows of x for which a lane has outputs
@@ -51,6 +52,16 @@ DEV u32 line_row(const ScaledFp8Weights& w, u32 line) {
 
 #if WARP_SIZE == 64
 #  include "dev/tile_copy.h"
+// Returns the offset of columns [column, column + 16) of line `line` in a stage. The eight 16-byte vectors of a line are in an
+// order that depends on the line, so that neither copies nor multiply_step() have bank conflicts.
+DEV u32 stage_offset(u32 line, u32 column) { return line * LINE + (column ^ line % 8 * 16); }
+
+// Two operands of strip_fp8_mma(): 16 successive columns of a line. The columns of a product differ from those in dev/strip.h, for both
+// operands alike.
+struct Fp8OperandPair { fp8x8 v[2]; };
+DEV Fp8OperandPair operand_pair(const u8* stage, u32 line, u32 half) {
+    return bits_as<Fp8OperandPair>(pinned(load_piece(stage + stage_offset(line, half * STEP_K / 2 + strip_k() * 2))));
+}
 #else
 // Copies columns [at, at + 128) (K) of all rows of x and W of the tile to shared memory. x_row(r) returns the
 // address of row r of x within the tile, or null for a row of zeros.
@@ -99,18 +110,29 @@ DEV float scale_at(const float* p, u32 bytes) { return *(const float*)((const u8
 // of this warp.
 template <class Scale> DEV void multiply_step(TileAccumulators& sums, const u8* stage, const RowScales& scales,
                                               const Scale& w_scale) {
+#if WARP_SIZE == 64
+    Fp8OperandPair x[2];
+    UNROLL for (u32 half = 0; half < 2; ++half) x[half] = operand_pair(stage, first_row() + strip_x_row(0), half);
+#endif
     UNROLL for (u32 t = 0; t < STRIPS; ++t) {
 #if SPLIT_STEP
         if (t == STRIPS / 2) __builtin_amdgcn_sched_barrier(0);
 #endif
         const u32 strip = first_line() + t * STRIP_ROWS;
         f32x4 part{{0.f, 0.f, 0.f, 0.f}};
+#if WARP_SIZE == 64
+        UNROLL for (u32 half = 0; half < 2; ++half) {
+            const Fp8OperandPair line = operand_pair(stage, TILE + strip + strip_w_row(), half);
+            UNROLL for (u32 i = 0; i < 2; ++i) strip_fp8_mma(part, StripFp8OperandA{{x[half].v[i]}}, line.v[i]);
+        }
+#else
         UNROLL for (u32 k = 0; k < STEP_K; k += 32) {
             StripFp8OperandA x;
             UNROLL for (u32 j = 0; j < STRIP_X; ++j)
                 x.v[j] = *(const fp8x8*)(stage + (first_row() + strip_x_row(j)) * LINE + k + strip_k());
             strip_fp8_mma(part, x, *(const fp8x8*)(stage + (TILE + strip + strip_w_row()) * LINE + k + strip_k()));
         }
+#endif
         const float scale = w_scale(t);
         UNROLL for (u32 e = 0; e < 4; ++e)
             sums.c[t].v[e] = fma_(part.v[e], scale * scales.x[WARP_SIZE == 64 ? e : e / 2], sums.c[t].v[e]);
@@ -141,7 +163,7 @@ template <class Row, class Scale> DEV TileAccumulators tile_product(const Scaled
         UNROLL for (u32 t = 0; t < STRIPS; ++t)
             w_scales[slot][t] = CHANNELS ? 1.f : scale_at(w.scales + at / STEP_K, from[t]);
     };
-    const auto place = [](u32 line, u32 column) { return line * LINE + column; };
+    const auto place = [](u32 line, u32 column) { return stage_offset(line, column); };
     copy_steps((fp8*)stage, place, copy, w.k, load_scales, [&](u32 slot) {
         multiply_step(sums, stage, x_scales[slot], [&](u32 t) { return w_scales[slot][t]; });
     });

@@ -113,13 +113,21 @@ KERNEL(CONSUMER_THREADS + WARP_SIZE) gemm_small_m(OUT* y, const half_t* x, const
 KERNEL(256) gemm_small_m(OUT* y, const half_t* x, const half_t* w, const float* bias, const half_t* norm, u32 m, u32 n, u32 k,
                          u32 y_stride, u32 x_stride_, float eps) {
     const StripWeights weights{w, bid_x() * TILES * WIDTH, n, k};
-    const float* sums = strip_sums(weights, m, [&](half_t* xs) {
-#if NORM
-        stage_normed(xs, x, norm, m, k, x_stride_, eps);
+#if WARP_SIZE == 64 && NORM
+    const auto normalise = [&](half_t* xs) { stage_normed(xs, x, norm, m, k, x_stride_, eps); };
+    const float* sums = strip_sums(weights, m, WholeStage<decltype(normalise)>{normalise});
+#elif WARP_SIZE == 64
+    const auto x_row = [&](u32 row) { return x + (u64)row * x_stride_; };
+    const float* sums = strip_sums(weights, m, RowStage<decltype(x_row)>{x_row, m, k});
 #else
+    const float* sums = strip_sums(weights, m, [&](half_t* xs) {
+#  if NORM
+        stage_normed(xs, x, norm, m, k, x_stride_, eps);
+#  else
         stage_rows(xs, [&](u32 row) { return x + (u64)row * x_stride_; }, m, k);
-#endif
+#  endif
     });
+#endif
     each_sum(weights, sums, m, [&](u32 row, u32 out, float s, float up) {
         if (bias) s += bias[out];
         if (GATED) s = gated(s, up + (bias ? bias[n / 2 + out] : 0.f));

@@ -3,8 +3,8 @@
 //
 // A block processes TILES strips of W over all of K. Its warps process chunks of 128 columns in turn, so that
 // a warp loads 256 consecutive bytes of each row directly into MMA operand registers. Loads of DEPTH strips
-// are in flight before the first strip is used. These loads start before grid_wait(), because weights do not
-// depend on the previous kernel. The sums of the warps are added in shared memory in ascending order of
+// are in flight before the first strip is used. With warps of 32 lanes these loads start before grid_wait(), because
+// weights do not depend on the previous kernel. The sums of the warps are added in shared memory in ascending order of
 // warps.
 //
 // Order of additions: ascending k within a chunk (MXFP4: every fourth vector of eight columns in turn), then ascending chunks within a warp, then ascending warps.
@@ -95,36 +95,59 @@ DEV u32 x_stride(u32 k) { return (k + CHUNK - 1) / CHUNK * CHUNK + X_PADDING; }
 // Position of a 16-byte vector of x: its row, and its index in the row.
 struct StagedVector { u32 row, index; };
 
-// Copies the rows of x to shared memory; x_row(r) returns the address of row r. Warps of 64 lanes have up to
-// STAGE_DEPTH loads in flight, without a branch between them: where no vector is left, a lane copies the first
-// one of the step again.
+#if WARP_SIZE == 64
+// Vectors of x that a lane has loaded and not stored yet. A lane without a vector has the first one of x, at a row beyond the last one.
+struct StagedRows {
+    StagedVector at[STAGE_DEPTH];
+    u32x4 loaded[STAGE_DEPTH];
+};
+
+// Stores vector j to shared memory.
+DEV void store_staged(half_t* xs, const StagedRows& rows, u32 j, u32 m, u32 k) {
+    const u32x4 vector = pinned(rows.loaded[j]);
+    const StagedVector at = rows.at[j];
+    if (at.row < m) store_loaded(xs + at.row * x_stride(k) + at.index * 8, vector, at.index * 8 < k);
+}
+
+// Copies the rows of x to shared memory, but for the last vectors, which finish_rows() stores; x_row(r) returns the address of row r,
+// and every lane calls it. A lane has STAGE_DEPTH loads in flight at every wait: each vector that has been stored is replaced by a
+// later one.
+template <class Row> DEV StagedRows begin_rows(half_t* xs, const Row& x_row, u32 m, u32 k) {
+    const u32 pieces = (x_stride(k) - X_PADDING) / 8;
+    const StagedVector step{bdim() / pieces, bdim() % pieces};
+    StagedVector next{tid() / pieces, tid() % pieces};
+    StagedRows rows;
+    const auto load = [&](u32 j) {
+        const bool present = next.row < m && next.index * 8 < k;
+        rows.loaded[j] = load_piece(x_row(next.row < m ? next.row : 0) + (present ? next.index * 8 : 0));
+        keep_load_order();
+        rows.at[j] = next;
+        next.index += step.index;
+        const bool wraps = next.index >= pieces;
+        next = {next.row + step.row + wraps, next.index - (wraps ? pieces : 0)};
+    };
+    UNROLL for (u32 j = 0; j < STAGE_DEPTH; ++j) load(j);
+    for (u32 later = (m * pieces - 1) / (STAGE_DEPTH * bdim()); later != 0; --later)
+        UNROLL for (u32 j = 0; j < STAGE_DEPTH; ++j) {
+            store_staged(xs, rows, j, m, k);
+            load(j);
+        }
+    return rows;
+}
+
+DEV void finish_rows(half_t* xs, const StagedRows& rows, u32 m, u32 k) {
+    UNROLL for (u32 j = 0; j < STAGE_DEPTH; ++j) store_staged(xs, rows, j, m, k);
+}
+#else
+// Copies the rows of x to shared memory; x_row(r) returns the address of row r.
 template <class Row> DEV void stage_rows(half_t* xs, const Row& x_row, u32 m, u32 k) {
     const u32 pieces = (x_stride(k) - X_PADDING) / 8;
-#if WARP_SIZE == 64
-    StagedVector next{tid() / pieces, tid() % pieces};
-    const StagedVector step{bdim() / pieces, bdim() % pieces};
-    while (next.row < m) {
-        const StagedVector first = next;
-        StagedVector at[STAGE_DEPTH];
-        u32x4 loaded[STAGE_DEPTH];
-        UNROLL for (u32 j = 0; j < STAGE_DEPTH; ++j) {
-            const bool present = next.row < m;
-            at[j] = {present ? next.row : first.row, present ? next.index : first.index};
-            loaded[j] = load_piece(x_row(at[j].row) + (at[j].index * 8 < k ? at[j].index * 8 : 0));
-            next.index += step.index;
-            const bool wraps = next.index >= pieces;
-            next = {next.row + step.row + wraps, next.index - (wraps ? pieces : 0)};
-        }
-        UNROLL for (u32 j = 0; j < STAGE_DEPTH; ++j)
-            store_loaded(xs + at[j].row * x_stride(k) + at[j].index * 8, loaded[j], at[j].index * 8 < k);
-    }
-#else
     for (u32 i = tid(); i < m * pieces; i += bdim()) {
         const u32 row = i / pieces, at = i % pieces * 8;
         *(half_x8*)(xs + row * x_stride(k) + at) = at < k ? *(const half_x8*)(x_row(row) + at) : zero8();
     }
-#endif
 }
+#endif
 
 DEV void multiply(f32x4& c, const StripPieces& w, const half_t* xs, u32 m, u32 stride, u32 chunk) {
     UNROLL for (u32 i = 0; i < PIECES; ++i) {
@@ -161,14 +184,34 @@ DEV float gather(const float* sums, u32 k, u32 m_count, u32 tile, u32 m, u32 r) 
     return s;
 }
 
+#if WARP_SIZE == 64
+// How the rows of x are copied to shared memory: rows at x_row(r), which every lane calls.
+template <class Row> struct RowStage {
+    const Row& x_row;
+    u32 m, k;
+};
+template <class Row> DEV StagedRows begin_stage(const RowStage<Row>& s, half_t* xs) { return begin_rows(xs, s.x_row, s.m, s.k); }
+template <class Row> DEV void finish_stage(const RowStage<Row>& s, half_t* xs, const StagedRows& rows) { finish_rows(xs, rows, s.m, s.k); }
+// Rows that copy(xs) copies at once.
+template <class Copy> struct WholeStage { const Copy& copy; };
+template <class Copy> DEV u32 begin_stage(const WholeStage<Copy>&, half_t*) { return 0; }
+template <class Copy> DEV void finish_stage(const WholeStage<Copy>& s, half_t* xs, u32) { s.copy(xs); }
+#endif
+
 // Computes the sums of all strips of the block and returns their address in shared memory, for gather().
-// stage(xs), which is called after grid_wait(), copies the rows of x to shared memory.
+// stage(xs), which is called after grid_wait(), copies the rows of x to shared memory. With warps of 64 lanes `stage` is a RowStage
+// or a WholeStage, and the first weights are loaded between its two parts: loads complete in order, so that a wait for rows that were
+// loaded after these weights would wait for the weights.
 template <class Stage> DEV const float* strip_sums(const StripWeights& weights, u32 m, const Stage& stage) {
     DYN_SHARED(half_t, xs);
     const u32 warps = bdim() / WARP_SIZE, stride = x_stride(weights.k), chunks = (weights.k + CHUNK - 1) / CHUNK;
     float* sums = (float*)(xs + m * stride);
     const u32 mine = warp_id() < chunks ? (chunks - warp_id() + warps - 1) / warps : 0, items = mine * TILES;
 
+#if WARP_SIZE == 64
+    grid_wait();
+    const auto begun = begin_stage(stage, xs);
+#endif
     ChunkCursor to_load{0, warp_id()}, at{0, warp_id()};
     StripPieces ring[DEPTH];
     UNROLL for (u32 d = 0; d < DEPTH; ++d) {
@@ -176,8 +219,12 @@ template <class Stage> DEV const float* strip_sums(const StripWeights& weights, 
         advance(to_load, warps, chunks);
     }
     grid_launch_dependents();
+#if WARP_SIZE == 64
+    finish_stage(stage, xs, begun);
+#else
     grid_wait();
     stage(xs);
+#endif
     sync();
 
     f32x4 c{{0.f, 0.f, 0.f, 0.f}};

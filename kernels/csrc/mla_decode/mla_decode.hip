@@ -61,7 +61,9 @@ enum : u32 {
     WIDTH = KV_LORA_RANK + QK_ROPE_HEAD_DIM,
     MAX_SEPARATE_SPLITS = 1,  // rows are scheduled separately up to this number of splits per block
     GROUP_SPLIT_LENGTH = 0,  // the split length of a row depends on its own context only
-    LINE = WIDTH + 8  // row stride in shared memory, in elements: eight rows have no bank conflicts
+    // Row stride in shared memory, in elements: eight rows have no bank conflicts; 64 lanes: as KEY_PADDING of attention/warp.h. Must
+    // match `ROW_PADDING` and `WAVEFRONT64_ROW_PADDING` in kernels/src/gpu/mla_decode.rs.
+    LINE = WIDTH + (WARP_SIZE == 64 ? 16 : 8)
 };
 DEV void team_sync() { sync(); }
 DEV u32 own_token() { return warp_id() / TOKEN_WARPS; }

@@ -10,7 +10,8 @@ enum : u32 {
     OWN = KV_LORA_RANK / TOKEN_WARPS / 16, // tiles of 16 channels that a warp accumulates
     SHARERS = WARP_SIZE == 64 ? 16 : 4,  // adjacent lanes that have scores of the same heads
     SLOTS = WARP_SIZE == 64 ? 4 : 2,     // heads per lane
-    WEIGHTS = KEYS + 8                   // row stride of probabilities in shared memory, in elements
+    // Row stride of probabilities in shared memory, in elements: without bank conflicts, as LINE.
+    WEIGHTS = KEYS + (WARP_SIZE == 64 ? 16 : 8)
 };
 // Score of masked keys: less than every real score, and finite, so that NO_SCORE - NO_SCORE is 0, not NaN.
 #define NO_SCORE (-1e30f)
@@ -27,6 +28,7 @@ struct MlaQuerySource {
 };
 // One MMA A fragment of queries; each 32-bit word has two adjacent channels of one head.
 struct QueryFragment { u32 v[FragLayout::NA / 2]; };
+struct QueryPair { QueryFragment v[2]; };
 // Queries of a warp as MMA fragments: 16 heads of one token, for the channels over which the warp computes
 // scores.
 struct HeadQueryFragments { QueryFragment v[PRODUCTS]; };
@@ -35,6 +37,15 @@ struct SoftmaxState {
     float max[SLOTS], sum[SLOTS];  // sum of probabilities: of this lane's own keys until finish()
     FragC out[OWN];
 };
+
+// Returns the channel of element i of product j of this warp. With 64 lanes, a lane has eight successive channels of two products, so
+// that it loads 16 bytes of a key.
+DEV u32 query_channel(u32 j, u32 i) {
+#if WARP_SIZE == 64
+    if (j < PRODUCTS / 2 * 2) return (half_of_warp() * PRODUCTS + j / 2 * 2) * 16 + (lane() >> 4) * 8 + j % 2 * 4 + i;
+#endif
+    return (half_of_warp() * PRODUCTS + j) * 16 + FragLayout::a_k(i);
+}
 
 // Loads the queries of this warp's token and 16 heads; zeros for heads and tokens that do not exist.
 DEV HeadQueryFragments load_queries(const MlaQuerySource& s, const SplitCursor& p) {
@@ -46,7 +57,7 @@ DEV HeadQueryFragments load_queries(const MlaQuerySource& s, const SplitCursor& 
         const half_t* absorbed_q = s.absorbed_q + (token * s.heads + head) * KV_LORA_RANK;
         const half_t* rope_q = s.q + token * s.q_stride + (head + 1) * s.query - QK_ROPE_HEAD_DIM;
         UNROLL for (u32 j = 0; j < PRODUCTS; ++j) {
-            const u32 k = (half_of_warp() * PRODUCTS + j) * 16 + FragLayout::a_k(i);
+            const u32 k = query_channel(j, i);
             const half_t* from = k < KV_LORA_RANK ? absorbed_q + k : rope_q + (k - KV_LORA_RANK);
             all.v[j].v[i / 2] = valid ? bits_as<u32>(*(const half_x2*)from) : 0;
         }
@@ -66,10 +77,29 @@ DEV void start(SoftmaxState& r) {
 // 0, which add the scores of the other channels. Two accumulators are used, because successive MMAs on one
 // accumulator would wait for each other.
 DEV FragC score(const HeadQueryFragments& q, const half_t* step) {
-    const half_t* rows = step + tile_of_warp() * TILE * LINE + half_of_warp() * PRODUCTS * 16;
     FragC even = zero_c(), odd = zero_c();
+#if WARP_SIZE == 64
+    const half_t* rows = step + tile_of_warp() * TILE * LINE;
+    struct KeyPair { FragB v[2]; };
+    UNROLL for (u32 j = 0; j + 2 <= PRODUCTS; j += 2) {
+        const u32x4 key = load_piece(rows + FragLayout::b_col(0) * LINE + query_channel(j, 0));
+#  if DEV_GFX >= 0x950
+        f32x4 sum = bits_as<f32x4>(j & 2 ? odd : even);
+        strip_mma(sum, StripOperandA{{bits_as<half_x8>(QueryPair{{q.v[j], q.v[j + 1]}})}}, bits_as<half_x8>(key));
+        (j & 2 ? odd : even) = bits_as<FragC>(sum);
+#  else
+        const KeyPair pair = bits_as<KeyPair>(key);
+        mma16(even, bits_as<FragA>(q.v[j]), pair.v[0]);
+        mma16(odd, bits_as<FragA>(q.v[j + 1]), pair.v[1]);
+#  endif
+    }
+    if (PRODUCTS % 2 != 0)
+        mma16(even, bits_as<FragA>(q.v[PRODUCTS - 1]), load_b(rows + (half_of_warp() * PRODUCTS + PRODUCTS - 1) * 16, LINE));
+#else
+    const half_t* rows = step + tile_of_warp() * TILE * LINE + half_of_warp() * PRODUCTS * 16;
     UNROLL for (u32 j = 0; j < PRODUCTS; ++j)
         mma16(j & 1 ? odd : even, bits_as<FragA>(q.v[j]), load_b(rows + j * 16, LINE));
+#endif
     UNROLL for (u32 i = 0; i < FragLayout::NC; ++i) even.x[i] += odd.x[i];
     if (HALVES == 1) return even;
     SHARED(float, parts, TOKENS_PER_BLOCK * KEYS * 16);
@@ -85,6 +115,13 @@ DEV FragC score(const HeadQueryFragments& q, const half_t* step) {
 DEV half_t* step_weights() {
     SHARED(half_x8, weights, TOKENS_PER_BLOCK * 16 * WEIGHTS / 8);
     return (half_t*)weights + own_token() * 16 * WEIGHTS;
+}
+
+// Returns the position of a key of tile `tile` among the probabilities of a step. With 64 lanes, the eight probabilities that a lane
+// multiplies are successive: those of keys n, n + 4, n + 8, n + 12 of both tiles, where n is 0, 2, 1, 3 for the four groups of lanes.
+// Two groups then read values of keys that are two rows apart, which are in different banks.
+DEV u32 weight_position(u32 tile, u32 key) {
+    return WARP_SIZE == 64 ? (key % 4 / 2 + key % 2 * 2) * 8 + tile * 4 + key / 4 : tile * TILE + key;
 }
 
 // Updates the maximum score of each head over all warps of the token. `rescale`: output, the factor per head
@@ -125,7 +162,7 @@ DEV void online_softmax(SoftmaxState& r, FragC s, u32 at, u32 seen, float factor
     if (half_of_warp() == 0) UNROLL for (u32 i = 0; i < FragLayout::NC; ++i) {
         const float p = exp2_(s.x[i] - r.max[slot_of(i)]);
         r.sum[slot_of(i)] += p;
-        weights[FragLayout::c_row(i) * WEIGHTS + tile_of_warp() * TILE + FragLayout::c_col(i)] = to_half(p);
+        weights[FragLayout::c_row(i) * WEIGHTS + weight_position(tile_of_warp(), FragLayout::c_col(i))] = to_half(p);
     }
     if (warp_any(grows))
         UNROLL for (u32 j = 0; j < OWN; ++j)
@@ -135,6 +172,32 @@ DEV void online_softmax(SoftmaxState& r, FragC s, u32 at, u32 seen, float factor
 
 // Adds to the outputs the products of probabilities and KV rows of the step, for the output channels of this
 // warp.
+#if WARP_SIZE == 64
+static_assert(TILES == 2 && OWN % 2 == 0, "a lane multiplies two tiles of keys, and two of channels");
+// Returns the output channel, among those of the warp, of column `column` of accumulator j: a lane loads two successive channels of
+// a key, for two accumulators.
+DEV u32 output_channel(u32 j, u32 column) { return j / 2 * 32 + column * 2 + j % 2; }
+
+DEV void add_compressed_kv(SoftmaxState& r, const half_t* step) {
+    const u32 group = lane() >> 4, first_key = group % 2 * 2 + group / 2;
+    const StripOperandA a{{bits_as<half_x8>(load_piece(step_weights() + strip_x_row(0) * WEIGHTS + group * 8))}};
+    const half_t* rows = step + first_key * LINE + warp_of_token() * OWN * 16 + output_channel(0, lane() & 15);
+    UNROLL for (u32 j = 0; j < OWN; j += 2) {
+        u32x4 channels[2];
+        UNROLL for (u32 i = 0; i < 4; ++i) {
+            const half_t* low = rows + (i / 2 * TILE + i % 2 * 8) * LINE + j * 16;
+            const u32 first = *(const u32*)low, second = *(const u32*)(low + 4 * LINE);
+            channels[0].v[i] = (first & 0xffff) | second << 16;
+            channels[1].v[i] = first >> 16 | (second & 0xffff0000u);
+        }
+        UNROLL for (u32 c = 0; c < 2; ++c) {
+            f32x4 sum = bits_as<f32x4>(r.out[j + c]);
+            strip_mma(sum, a, bits_as<half_x8>(channels[c]));
+            r.out[j + c] = bits_as<FragC>(sum);
+        }
+    }
+}
+#else
 DEV void add_compressed_kv(SoftmaxState& r, const half_t* step) {
     UNROLL for (u32 k = 0; k < TILES; ++k) {
         const FragA a = load_a(step_weights() + k * TILE, WEIGHTS);
@@ -142,6 +205,7 @@ DEV void add_compressed_kv(SoftmaxState& r, const half_t* step) {
         UNROLL for (u32 j = 0; j < OWN; ++j) mma16(r.out[j], a, load_b_trans(rows + j * 16, LINE));
     }
 }
+#endif
 
 // Computes the total sum of probabilities of each head over all lanes and warps of the token; the sums of the
 // 16-key tiles are added in ascending order.

@@ -40,8 +40,13 @@ DEV void multiply_group(u32x4 (&group)[PIECES], const HeadRows& rows, const Weig
     f32x4 sums[OWN];
     UNROLL for (u32 i = 0; i < OWN; ++i) sums[i] = f32x4{{0.f, 0.f, 0.f, 0.f}};
     UNROLL for (u32 k = 0; k < PIECES; ++k) {
+#if DEV_GFX >= 0x950
+        // Otherwise the compiler composes the operands, vectors of __bf16, anew at the end of each iteration, and waits there.
+        group[k] = pinned(group[k]);
+#endif
         // W is the first operand: a lane then has four successive outputs of a row.
-        UNROLL for (u32 i = 0; i < OWN; ++i) strip_mma(sums[i], StripOperandA{{own.v[i][k]}}, bits_as<half_x8>(group[k]));
+        const half_x8 inputs = bits_as<half_x8>(group[k]);
+        UNROLL for (u32 i = 0; i < OWN; ++i) strip_mma(sums[i], StripOperandA{{own.v[i][k]}}, inputs);
         if (LOADS) group[k] = load_piece(from + k * 32);
         keep_load_order();
     }
@@ -88,9 +93,12 @@ DEV void multiply_groups(const HeadRows& rows, const WeightStrips& own, u32 stri
         }
     }
     // Loads and stores complete in order, and a wait in the loop counts those that follow on every path to it. Therefore
-    // the first groups, before which there are no stores, are multiplied outside of the loop.
-    if (groups.at[AHEAD - 1] < rows.end) multiply_all(groups, rows, own, strip, following);
-    while (groups.at[AHEAD - 1] < rows.end) multiply_all(groups, rows, own, strip, following);
+    // the first groups, before which there are no stores, are multiplied before the loop, and no path without their stores
+    // leads to the loop.
+    if (groups.at[AHEAD - 1] < rows.end) {
+        multiply_all(groups, rows, own, strip, following);
+        while (groups.at[AHEAD - 1] < rows.end) multiply_all(groups, rows, own, strip, following);
+    }
     UNROLL for (u32 d = 0; d + 1 < AHEAD; ++d)
         if (groups.at[d] < rows.end) multiply_group<false>(groups.piece[d], rows, own, strip, groups.at[d], 0);
 }

@@ -24,10 +24,17 @@ KERNEL(256) moe_gemm_small_m(void* y, const half_t* x, const WeightElement* w, c
     if (s.rows == 0) return;
     const u32* choices = order + s.first;
     const StripWeights weights{w + s.expert * matrix_elements(n, k), bid_x() * TILES * WIDTH, n, k};
+#if WARP_SIZE == 64
+    // A lane has the index of one row of x, because a wait for another load would wait for the rows in flight.
+    const u32 own_row = GATED && lane() < s.rows ? choices[lane()] / top_k : 0;
+    const auto x_row = [&](u32 r) { return x + (u64)(GATED ? shfl(own_row, r) : s.first + r) * x_stride_; };
+    const float* sums = strip_sums(weights, s.rows, RowStage<decltype(x_row)>{x_row, s.rows, k});
+#else
     const float* sums = strip_sums(weights, s.rows, [&](half_t* xs) {
         const auto row = [&](u32 r) { return x + (u64)(GATED ? choices[r] / top_k : s.first + r) * x_stride_; };
         stage_rows(xs, row, s.rows, k);
     });
+#endif
     each_sum(weights, sums, s.rows, [&](u32 row, u32 out, float sum, float up) {
         sum = ADD_BIAS(sum, s.expert, out);
         if (GATED) ((half_t*)y)[(u64)(s.first + row) * y_stride + out] = to_half(gated(sum, ADD_BIAS(up, s.expert, n / 2 + out)));

@@ -29,8 +29,10 @@ const PANEL_ROW: usize = 128;
 const PANEL_ALIGNMENT: usize = 1024;
 /// Maximum `kv_lora_rank` that absorbed MLA supports on tensor cores, limited by registers per warp.
 const MAX_KV_LORA_RANK: usize = 512;
-/// Number of padding elements per KV row in the shared memory of the kernel without WGMMA.
-const PADDING: usize = 8;
+/// Number of padding elements per KV row in the shared memory of the kernel without WGMMA; with warps of 32 and of 64
+/// lanes.
+const ROW_PADDING: usize = 8;
+const WAVEFRONT64_ROW_PADDING: usize = 16;
 /// Maximum number of ring-buffer stages per block of the kernel without WGMMA.
 const MAX_STAGES: usize = 3;
 /// Static shared memory per block of the kernel without WGMMA, in bytes; with warps of 32 and of 64 lanes.
@@ -221,8 +223,12 @@ impl GpuBackend {
                 runs: (self.multiprocessors() as usize / tiles).max(1),
             }
         } else {
-            let (tiles, max_stages) = if self.warp_size() == 64 { (2, 1) } else { (4, MAX_STAGES) };
-            let step_bytes = tiles * TILE * (layout.width() + PADDING) * 2;
+            let (tiles, max_stages, padding) = if self.warp_size() == 64 {
+                (2, 1, WAVEFRONT64_ROW_PADDING)
+            } else {
+                (4, MAX_STAGES, ROW_PADDING)
+            };
+            let step_bytes = tiles * TILE * (layout.width() + padding) * 2;
             let capacity = (self.shared_bytes() as usize).saturating_sub(self.mla_static_bytes());
             match (capacity / step_bytes).min(max_stages) {
                 0 => return Ok(None),

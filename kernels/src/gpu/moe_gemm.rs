@@ -5,6 +5,7 @@ use device::{DeviceError, DeviceStream, check_size};
 
 use super::gemm::{SmallMStripLaunch, TILE_OUTPUTS};
 use super::moe_call::{KERNEL, MoeLaunchArgs, SMALL_M_ROWS};
+use super::mxfp4;
 use crate::gpu::GpuBackend;
 
 static GEMM_SMALL_M: KernelSource = kernel_source!("moe_gemm_small_m/moe_gemm_small_m.hip");
@@ -51,8 +52,14 @@ impl GpuBackend {
     ) -> Result<(), DeviceError> {
         let mut defines = call.gemm_defines(first);
         defines.push(("TILE_M", rows as u32));
+        let (group, k) = call.gemm_weights(first);
+        let matrix_bytes = group.n() * mxfp4::row_bytes(k);
+        if group.is_mxfp4() && u32::try_from(matrix_bytes).is_err() {
+            // The kernel has offsets of 32 bits in a matrix (gemm/tile_mxfp4.h).
+            return check_size(KERNEL, "bytes of an MXFP4 matrix", matrix_bytes, u32::MAX as usize);
+        }
         let kernel = self.kernel(&GROUPED_GEMM, "moe_grouped_gemm", &defines)?;
-        let blocks = call.gemm_weights(first).0.n().div_ceil(TILE_OUTPUTS);
+        let blocks = group.n().div_ceil(TILE_OUTPUTS);
         let grid = [blocks as u32, call.max_segments() as u32, 1];
         let launch = KernelLaunch::new(kernel, grid, THREADS, self.tile_bytes(rows));
         let launch = call.append_bias(call.gemm_args(launch, first), first);
