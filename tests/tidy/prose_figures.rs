@@ -23,7 +23,6 @@ use ProseFigureSource::{ServingLine, ThroughputRatio, TimeRatio};
 
 /// Sources of the figures with a decimal point, in the README's order.
 const SOURCES: &[ProseFigureSource] = &[
-    ServingLine("- Commit e2d99e9, 2026-11-25"),
     ServingLine("| Qwen3-0.6B | read from files in the page cache | some |"),
     ServingLine("| Qwen3-8B | read from files in the page cache | some |"),
     TimeRatio { model: "qwen3-8b" },
