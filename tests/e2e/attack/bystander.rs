@@ -2,6 +2,7 @@
 
 use super::target::AttackTarget;
 use crate::http_client::{HttpClient, HttpReply};
+use crate::rng::SimRng;
 use serde_json::{Value, json};
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -17,7 +18,7 @@ const FIRST_ANSWER_TIMEOUT: Duration = Duration::from_mins(2);
 pub(super) struct RecordedExchanges(Vec<RecordedExchange>);
 
 /// Path and body of a request, and the text of the reply.
-struct RecordedExchange {
+pub(super) struct RecordedExchange {
     path: &'static str,
     body: Value,
     text: String,
@@ -69,13 +70,7 @@ impl RecordedExchanges {
         for request in &mut known {
             let mut client = HttpClient::connect(at);
             client.reader.get_ref().set_read_timeout(Some(FIRST_ANSWER_TIMEOUT)).unwrap();
-            let body = request.body.to_string();
-            client.send(
-                "POST",
-                request.path,
-                "Content-Type: application/json\r\n",
-                body.as_bytes(),
-            );
+            client.send_raw(&request.request()).unwrap();
             let reply = client.read().expect("a reply");
             assert_eq!(reply.status, 200, "{}", String::from_utf8_lossy(&reply.body));
             request.text = text_of(&reply, request.body["stream"] == true);
@@ -88,21 +83,49 @@ impl RecordedExchanges {
     pub(super) fn compare(&self, target: &AttackTarget, over: &AtomicBool, first: u64) {
         let mut next = first as usize;
         while !over.load(Ordering::Relaxed) {
-            let RecordedExchange { path, body, text } = &self.0[next % self.0.len()];
-            let sent = body.to_string();
-            let Some(reply) = target.post("bystander", path, sent.as_bytes()) else { continue };
-            if reply.status == 429 {
-                target.rejected.fetch_add(1, Ordering::Relaxed);
+            let exchange = &self.0[next % self.0.len()];
+            let sent = exchange.body.to_string();
+            let reply = target.post("bystander", exchange.path, sent.as_bytes());
+            let Some(reply) = reply else { continue };
+            if exchange.check(target, "bystander", &reply) {
+                next += 1;
+            } else {
                 std::thread::sleep(PAUSE);
-                continue;
-            }
-            next += 1;
-            target.replies.fetch_add(1, Ordering::Relaxed);
-            if reply.status != 200 {
-                target.add_violation(format!("bystander: {} instead of a reply", reply.status));
-            } else if text_of(&reply, body["stream"] == true) != *text {
-                target.add_violation(format!("bystander: another reply to {sent}"));
             }
         }
+    }
+
+    /// Returns a random request.
+    pub(super) fn pick(&self, rng: &mut SimRng) -> &RecordedExchange {
+        &self.0[rng.below(self.0.len() as u64) as usize]
+    }
+}
+
+impl RecordedExchange {
+    /// Returns the bytes of this request.
+    pub(super) fn request(&self) -> Vec<u8> {
+        let body = self.body.to_string();
+        let head = format!(
+            "POST {} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n",
+            self.path,
+            body.len()
+        );
+        [head.as_bytes(), body.as_bytes()].concat()
+    }
+
+    /// Records a violation if the reply does not have the recorded output. Returns false if the request was
+    /// rejected for load.
+    pub(super) fn check(&self, target: &AttackTarget, kind: &str, reply: &HttpReply) -> bool {
+        if reply.status == 429 {
+            target.rejected.fetch_add(1, Ordering::Relaxed);
+            return false;
+        }
+        target.replies.fetch_add(1, Ordering::Relaxed);
+        if reply.status != 200 {
+            target.add_violation(format!("{kind}: {} instead of a reply", reply.status));
+        } else if text_of(reply, self.body["stream"] == true) != self.text {
+            target.add_violation(format!("{kind}: another reply to {}", self.body));
+        }
+        true
     }
 }

@@ -8,20 +8,31 @@ use std::time::{Duration, Instant};
 
 /// Kills the executors with SIGKILL.
 pub(super) fn kill(target: &AttackTarget, _: &mut SimRng) {
-    target.with_executor_outage(|| replace(target, Signal::KILL));
+    target.with_executor_outage("executors_killed", || replace(target, Signal::KILL));
 }
 
 /// Stops the executors with SIGSTOP; the server detects the hang and replaces them.
 pub(super) fn stop(target: &AttackTarget, _: &mut SimRng) {
-    target.with_executor_outage(|| replace(target, Signal::STOP));
+    target.with_executor_outage("executors_stopped", || replace(target, Signal::STOP));
 }
 
 /// Sends a signal to all executors and waits until their replacements accept requests.
 fn replace(target: &AttackTarget, signal: Signal) {
+    let executors = signal_all(target, signal);
+    await_replacements(target, signal, &executors);
+}
+
+/// Sends a signal to all executors; returns their process ids.
+pub(super) fn signal_all(target: &AttackTarget, signal: Signal) -> Vec<u32> {
     let executors = children_as("executor", target.pid);
     for pid in &executors {
         let _ = kill_process(Pid::from_raw(*pid as i32).unwrap(), signal); // The process may have exited.
     }
+    executors
+}
+
+/// Waits until the replacements of `executors`, which got `signal`, accept requests.
+pub(super) fn await_replacements(target: &AttackTarget, signal: Signal, executors: &[u32]) {
     let begun = Instant::now();
     while target.is_alive() {
         let now = children_as("executor", target.pid);

@@ -16,6 +16,7 @@ mod floods;
 mod grammars;
 mod kv_subscribers;
 mod memory;
+mod model_folder;
 mod probes;
 mod signals;
 mod target;
@@ -25,6 +26,7 @@ use crate::http::server_process::{ServerProcess, command};
 use crate::rng::SimRng;
 use crate::soak::in_use;
 use memory::MemorySampler;
+use model_folder::ServedModelFolder;
 use probes::HealthProbeChecker;
 use serde_json::json;
 use std::collections::BTreeMap;
@@ -55,6 +57,8 @@ const KINDS: &[AttackKind] = &[
     AttackKind { name: "slow_headers", attack: connections::slow_headers },
     AttackKind { name: "slow_bodies", attack: connections::slow_bodies },
     AttackKind { name: "half_open", attack: connections::half_open },
+    AttackKind { name: "half_closed", attack: connections::half_closed },
+    AttackKind { name: "host_headers", attack: connections::host_headers },
     AttackKind { name: "kv_long_topics", attack: kv_subscribers::long_topics },
     AttackKind { name: "kv_many_topics", attack: kv_subscribers::many_topics },
     AttackKind { name: "kv_endless_frames", attack: kv_subscribers::endless_frames },
@@ -75,6 +79,7 @@ const KINDS: &[AttackKind] = &[
     AttackKind { name: "renders", attack: agents::renders },
     AttackKind { name: "executors_killed", attack: executors::kill },
     AttackKind { name: "executors_stopped", attack: executors::stop },
+    AttackKind { name: "weights_replaced", attack: model_folder::replace_weights },
 ];
 
 /// Duration, seed and attack kinds of a run.
@@ -91,6 +96,8 @@ struct AttackPlan {
 struct AttackReport {
     /// Number of attacks by kind.
     attacks: BTreeMap<&'static str, u64>,
+    /// Number of executor outages by the kind of attack that caused them.
+    outages: BTreeMap<&'static str, u64>,
     replies: u64,
     /// Number of requests with a known output that were rejected for load and repeated.
     rejected: u64,
@@ -135,7 +142,7 @@ fn attack(
 }
 
 /// Starts a server with limited memory, so that an attack cannot exhaust the machine.
-fn start() -> ServerProcess {
+fn start(model: &ServedModelFolder) -> ServerProcess {
     let events = json!({"enable_kv_cache_events": true, "endpoint": "tcp://127.0.0.1:0",
         "replay_endpoint": "tcp://127.0.0.1:0"});
     let events = events.to_string();
@@ -143,7 +150,9 @@ fn start() -> ServerProcess {
     let bounds =
         ["--max-queued-bytes", "64MiB", "--shutdown-timeout", "2s", "--max-text-memory", "256MiB"];
     let more = ["--trust-request-chat-template", "--kv-events-config", &events];
-    let served = command(&[&exact[..], &bounds[..], &more[..]].concat());
+    // Replies have the name of the model, and must not have paths of the server.
+    let folder = [model.path().to_str().unwrap(), "--served-model-name", "demo"];
+    let served = command(&[&folder[..], &exact[..], &bounds[..], &more[..]].concat());
     let limit = format!("ulimit -v {ADDRESS_SPACE_KIB}; exec \"$0\" \"$@\"");
     let mut command = Command::new("sh");
     command.args(["-c", &limit]).arg(served.get_program()).args(served.get_args());
@@ -154,9 +163,9 @@ fn start() -> ServerProcess {
 
 fn run(plan: &AttackPlan) -> AttackReport {
     println!("{plan:?}");
-    let mut process = start();
-    let target = AttackTarget::new(&process);
-    let known = bystander::RecordedExchanges::learn(target.address);
+    let model = ServedModelFolder::new();
+    let mut process = start(&model);
+    let target = AttackTarget::new(&process, model);
     if plan.time >= memory::SLOPE_TIME_MIN {
         agents::fill_stores(&target);
     }
@@ -166,8 +175,8 @@ fn run(plan: &AttackPlan) -> AttackReport {
     std::thread::scope(|scope| {
         let probing = scope.spawn(|| HealthProbeChecker::run(&target, &over));
         for number in 0..BYSTANDERS {
-            let (target, known, over) = (&target, &known, &over);
-            scope.spawn(move || known.compare(target, over, number));
+            let (target, over) = (&target, &over);
+            scope.spawn(move || target.known.compare(target, over, number));
         }
         let attackers: Vec<_> = (0..ATTACKERS)
             .map(|number| {
@@ -191,6 +200,7 @@ fn run(plan: &AttackPlan) -> AttackReport {
     target.violations.lock().unwrap().extend(memory.growth_violations());
     AttackReport {
         attacks: counts.into_inner().unwrap(),
+        outages: target.outage_causes.into_inner().unwrap(),
         replies: target.replies.load(Ordering::Relaxed),
         rejected: target.rejected.load(Ordering::Relaxed),
         probes: target.probes.load(Ordering::Relaxed),
@@ -222,6 +232,7 @@ fn end(process: &mut ServerProcess, target: &AttackTarget, memory: &MemorySample
 fn judge(report: &AttackReport) {
     let AttackReport {
         attacks,
+        outages,
         replies: answers,
         rejected: error,
         probes,
@@ -229,6 +240,7 @@ fn judge(report: &AttackReport) {
         ..
     } = report;
     println!("attacks: {attacks:?}");
+    println!("executor outages by attack: {outages:?}");
     println!(
         "known outputs: {answers}, rejected for load: {error}; probes: {probes}; executors starved: {starved}"
     );
@@ -250,6 +262,7 @@ fn short_attack_run_affects_no_bystander() {
     let report = run(&plan);
     judge(&report);
     assert_eq!(report.attacks.len(), KINDS.len(), "every kind has run");
+    assert_eq!(report.outages.values().sum::<u64>(), 2, "{:?}", report.outages);
 }
 
 /// Attacks a server for `HADRON_ATTACK_MINUTES` minutes.

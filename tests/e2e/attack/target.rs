@@ -1,8 +1,11 @@
 //! The server under attack, and all recorded violations.
 
+use super::bystander::RecordedExchanges;
+use super::model_folder::ServedModelFolder;
 use crate::http::executor_process::children_as;
 use crate::http::server_process::ServerProcess;
 use crate::http_client::{HttpClient, HttpReply, get};
+use std::collections::BTreeMap;
 use std::net::{SocketAddr, TcpStream};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -25,6 +28,9 @@ pub(super) struct AttackTarget {
     /// Address of the replay socket of the KV-event publisher.
     pub(super) kv_replay: SocketAddr,
     pub(super) pid: u32,
+    pub(super) model: ServedModelFolder,
+    /// Requests with the text of their replies before the attacks.
+    pub(super) known: RecordedExchanges,
     pub(super) replies: AtomicU64,
     pub(super) rejected: AtomicU64,
     pub(super) probes: AtomicU64,
@@ -33,6 +39,8 @@ pub(super) struct AttackTarget {
     /// a probe mean that no outage began or ended meanwhile.
     outages: AtomicU64,
     executor_failures: Mutex<Vec<Instant>>,
+    /// Number of executor outages by the name of the attack that caused them.
+    pub(super) outage_causes: Mutex<BTreeMap<&'static str, u64>>,
     /// Process ids of the executors as last seen. If they change without an attack, the server has replaced
     /// an executor that got too little processor time.
     executors: Mutex<Vec<u32>>,
@@ -41,7 +49,7 @@ pub(super) struct AttackTarget {
 }
 
 impl AttackTarget {
-    pub(super) fn new(process: &ServerProcess) -> Self {
+    pub(super) fn new(process: &ServerProcess, model: ServedModelFolder) -> Self {
         let source = get(process.address, "/kv_event_sources").json()["0"].clone();
         let port = |key: &str| {
             let text = source[key].as_str().unwrap_or_else(|| panic!("{source}"));
@@ -53,12 +61,15 @@ impl AttackTarget {
             kv_events: port("endpoint"),
             kv_replay: port("replay_endpoint"),
             pid: process.id(),
+            model,
+            known: RecordedExchanges::learn(process.address),
             replies: AtomicU64::new(0),
             rejected: AtomicU64::new(0),
             probes: AtomicU64::new(0),
             violations: Mutex::default(),
             outages: AtomicU64::new(0),
             executor_failures: Mutex::default(),
+            outage_causes: Mutex::default(),
             executors: Mutex::new(children_as("executor", process.id())),
             starved: AtomicU64::new(0),
         }
@@ -137,19 +148,19 @@ impl AttackTarget {
         number % 2 == 1
     }
 
-    /// Runs `fail_executors`, which ends executors and waits for their replacements. Does nothing if another
-    /// attack is ending executors at the same time, or if the server would exit because of too many failures.
-    pub(super) fn with_executor_outage(&self, fail_executors: impl FnOnce()) {
-        let Ok(mut losses) = self.executor_failures.try_lock() else {
-            std::thread::sleep(Duration::from_millis(50));
-            return;
-        };
+    /// Runs `fail_executors`, which ends executors and waits for their replacements, after other attacks that
+    /// end executors. Does nothing if the server would exit because of too many failures. `cause` is the name of
+    /// the attack.
+    pub(super) fn with_executor_outage(&self, cause: &'static str, fail_executors: impl FnOnce()) {
+        let mut losses = self.executor_failures.lock().unwrap();
         losses.retain(|at| at.elapsed() < EXECUTOR_FAILURE_WINDOW + Duration::from_secs(10));
         if losses.len() >= EXECUTOR_FAILURES_MAX {
+            drop(losses);
             std::thread::sleep(Duration::from_millis(50));
             return;
         }
         losses.push(Instant::now());
+        *self.outage_causes.lock().unwrap().entry(cause).or_default() += 1;
         self.outages.fetch_add(1, Ordering::SeqCst);
         fail_executors();
         *self.executors.lock().unwrap() = children_as("executor", self.pid);

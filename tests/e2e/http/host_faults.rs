@@ -312,14 +312,21 @@ fn no_route_accepts_weights_or_kv() {
     assert!(!output.status.success() && text.contains("--kv-transfer-config"), "{text}");
 }
 
-/// Folder with the demo model and this chat template; `None` = without a chat template.
-fn demo_with(template: Option<&str>) -> tempfile::TempDir {
+/// A copy of the demo model in a temporary folder.
+pub(crate) fn demo_copy() -> tempfile::TempDir {
     let folder = tempfile::tempdir().unwrap();
     let demo = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/demo");
-    for name in ["config.json", "generation_config.json", "model.safetensors", "tokenizer.json"] {
+    let files = ["config.json", "generation_config.json", "model.safetensors"];
+    for name in files.into_iter().chain(["tokenizer.json", "tokenizer_config.json"]) {
         fs::copy(demo.join(name), folder.path().join(name)).unwrap();
     }
-    let text = fs::read_to_string(demo.join("tokenizer_config.json")).unwrap();
+    folder
+}
+
+/// Folder with the demo model and this chat template; `None` = without a chat template.
+fn demo_with(template: Option<&str>) -> tempfile::TempDir {
+    let folder = demo_copy();
+    let text = fs::read_to_string(folder.path().join("tokenizer_config.json")).unwrap();
     let mut config: serde_json::Value = serde_json::from_str(&text).unwrap();
     match template {
         Some(template) => config["chat_template"] = json!(template),

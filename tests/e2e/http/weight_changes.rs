@@ -14,7 +14,8 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
-const FILE: &str = "model.safetensors";
+/// Name of the weights file in a model folder.
+pub(crate) const FILE: &str = "model.safetensors";
 /// Timeout of each wait; processes start slowly if many tests share few cores.
 const TIMEOUT: Duration = Duration::from_mins(2);
 const TOKENS: u32 = 3_500;
@@ -92,7 +93,8 @@ impl SwappableCheckpoint {
     }
 }
 
-fn put(dir: &Path, bytes: &[u8]) {
+/// Replaces the weights file of the model folder `dir`. Processes that have the old file open keep it.
+pub(crate) fn put(dir: &Path, bytes: &[u8]) {
     let new = dir.join("new");
     fs::write(&new, bytes).unwrap();
     fs::rename(new, dir.join(FILE)).unwrap();
