@@ -5,6 +5,9 @@
 pub mod bench;
 pub mod client;
 pub mod config;
+#[cfg(test)]
+#[path = "../tests/support/deadlines.rs"]
+mod deadlines;
 pub mod doctor;
 pub mod eval;
 pub mod events;

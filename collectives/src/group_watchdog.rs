@@ -176,6 +176,7 @@ fn wait_for_failure(
 }
 
 impl Drop for GroupWatchdog {
+    #[expect(clippy::disallowed_methods, reason = "the thread was asked to stop and woken")]
     fn drop(&mut self) {
         self.stopped.store(true, SeqCst);
         if let Some(thread) = self.thread.take() {

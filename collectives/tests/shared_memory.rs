@@ -2,17 +2,17 @@
 //! Every rank gets an error after a rank has failed, timed out or called a different collective operation.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on panics")]
-#![allow(
-    clippy::disallowed_methods,
-    reason = "a variable has the path of the shared memory for the child process"
-)]
 #![allow(clippy::print_stdout, reason = "benchmarks print their results")]
+
+#[path = "../../tests/support/bounded_child.rs"]
+mod bounded_child;
 
 use std::process::{Command, Stdio};
 use std::sync::mpsc::channel;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use bounded_child::{CHILD_TIMEOUT, wait_within};
 use collectives::{
     CALL_HISTORY_LEN, CollectiveBackend, CollectiveCallState, CollectiveError, CollectiveOp,
     SharedMemoryGroup, SharedMemoryRendezvous,
@@ -509,15 +509,16 @@ fn killed_process_fails_the_group() {
         assert_eq!(error, CollectiveError::RankFailed { rank: 1 });
         println!(
             "detected {:?} after the kill",
-            detected.duration_since(kill_time.recv().unwrap())
+            detected.duration_since(kill_time.recv_timeout(CHILD_TIMEOUT).unwrap())
         );
     });
-    child.wait().unwrap();
+    wait_within(&mut child, CHILD_TIMEOUT);
 }
 
 /// Runs all-reduces until the test kills this process.
 #[test]
 #[ignore = "child process, started by killed_process_fails_the_group"]
+#[expect(clippy::disallowed_methods, reason = "a variable has the path of the shared memory")]
 fn killed_process_child() {
     let Some(path) = std::env::var_os("HADRON_TEST_RENDEZVOUS") else { return };
     let group = SharedMemoryRendezvous::open(path.as_ref(), &[2]).unwrap().join(0, 1).unwrap();

@@ -14,6 +14,9 @@
 #![forbid(unsafe_code)]
 
 mod client;
+#[cfg(test)]
+#[path = "../../tests/support/deadlines.rs"]
+mod deadlines;
 mod engine_loop;
 mod executors;
 mod health;

@@ -133,6 +133,7 @@ impl RunningEngine {
     }
 
     /// Stops the engine after the current scheduler tick and joins the scheduler thread.
+    #[expect(clippy::disallowed_methods, reason = "the thread ends after the current tick")]
     pub fn stop(self) {
         self.inbox.push(EngineMessage::Stop);
         // A panic in the thread aborts the process, so joining cannot fail.

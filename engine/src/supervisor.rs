@@ -75,6 +75,7 @@ impl SupervisorState {
     }
 
     /// Waits for the next event; `None` = a delayed restart is due.
+    #[expect(clippy::disallowed_methods, reason = "the thread ends with the senders of its events")]
     fn next_event(&self) -> Result<Option<SupervisorEvent>, RecvTimeoutError> {
         let Some(due) = self.pending.iter().map(|pending| pending.due).min() else {
             return self.events.recv().map(Some).map_err(|_| RecvTimeoutError::Disconnected);

@@ -9,6 +9,9 @@
 mod clock;
 mod command_inbox;
 mod config;
+#[cfg(test)]
+#[path = "../../tests/support/deadlines.rs"]
+mod deadlines;
 mod device_environment;
 mod error;
 mod executor;

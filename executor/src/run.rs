@@ -37,6 +37,7 @@ const FIRST_EPOCH: u64 = 1;
 ///
 /// Batches are submitted on this thread and finished on a reply thread, so that the next step is launched
 /// while the reply thread waits for the current one.
+#[expect(clippy::disallowed_methods, reason = "the thread ends with its queue or its link")]
 pub fn run<L>(config: ExecutorConfig, link: L)
 where
     L: MessageLink<SentMessage = ExecutorEvent, ReceivedMessage = ExecutorCommand>,

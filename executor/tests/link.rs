@@ -1,10 +1,13 @@
 //! Tests of an executor on a link: the order of start-up messages, the replies, and how the executor exits.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
+#[path = "../../tests/support/deadlines.rs"]
+mod deadlines;
 #[path = "invariance/scheduler_harness.rs"]
 #[allow(dead_code, reason = "shared with the invariance tests")]
 mod scheduler_harness;
 
+use deadlines::BoundedJoin as _;
 use executor::{ExecutorConfig, KvCacheSize, ModelDtype, RankRendezvous, run};
 use protocol::link::{
     InProcessLink, LinkError, LinkHalves, MessageLink, MessageReceiver, in_process_pair,
@@ -107,7 +110,7 @@ fn starts_serves_and_exits_on_command() {
     assert!(output.timing.forward_ns > 0);
     peer.send(ExecutorCommand::Shutdown).unwrap();
     assert_eq!(peer.recv(Duration::from_mins(1)), Err(LinkError::Closed));
-    thread.join().unwrap();
+    thread.join_bounded();
 }
 
 #[test]
@@ -121,7 +124,7 @@ fn invalid_batch_is_reported_as_fault_with_step() {
         (Some(StepId(7)), "invalid batch: block 99 is out of range: the pool has 20")
     );
     assert_eq!(peer.recv(Duration::from_mins(1)), Err(LinkError::Closed));
-    thread.join().unwrap();
+    thread.join_bounded();
 }
 
 /// A receiver that panics when a batch arrives.
@@ -149,7 +152,7 @@ fn panic_is_reported_as_fault() {
     let ExecutorEvent::Fault { text, .. } = next(&mut peer) else { panic!("no fault") };
     assert_eq!(text, "panic: a broken invariant");
     assert_eq!(peer.recv(Duration::from_mins(1)), Err(LinkError::Closed));
-    thread.join().unwrap();
+    thread.join_bounded();
 }
 
 #[test]
@@ -169,7 +172,7 @@ fn failed_start_is_reported_as_fault() {
         let (last, _) = skip_progress(&mut peer);
         let ExecutorEvent::Fault { step: None, text } = last else { panic!("{last:?}") };
         assert!(text.contains(expected), "{text}");
-        thread.join().unwrap();
+        thread.join_bounded();
     }
 }
 
@@ -191,7 +194,7 @@ fn loaded(seed: u64) -> WeightsDigest {
         }
     };
     drop(peer);
-    thread.join().unwrap();
+    thread.join_bounded();
     digest
 }
 
@@ -237,7 +240,7 @@ fn only_one_rank_reports_outputs() {
     assert!(calls[0] > 0 && calls[0] == calls[1], "{calls:?}");
     for (mut peer, thread) in ranks {
         peer.send(ExecutorCommand::Shutdown).unwrap();
-        thread.join().unwrap();
+        thread.join_bounded();
     }
 }
 
@@ -253,7 +256,7 @@ fn failed_rank_fails_waiting_ranks() {
     let calls = rendezvous.calls().iter().map(ToString::to_string).collect::<Vec<_>>();
     assert!(calls[0].contains("Failed") && calls[1].contains("Done"), "{calls:?}");
     for (_, thread) in ranks {
-        thread.join().unwrap();
+        thread.join_bounded();
     }
 }
 
@@ -287,7 +290,7 @@ fn traces_are_switched_between_steps() {
     assert_eq!(profile(&mut peer, false), ProfilerStatus::Stopped(None));
     assert!(!Path::new(&path(3)).exists(), "a trace without a step leaves no file");
     peer.send(ExecutorCommand::Shutdown).unwrap();
-    thread.join().unwrap();
+    thread.join_bounded();
     std::fs::remove_dir_all(folder).unwrap();
 
     let (mut peer, thread) = start(scheduler_harness::config(ModelDtype::Float32, 1));
@@ -295,7 +298,7 @@ fn traces_are_switched_between_steps() {
     let ProfilerStatus::Failed(text) = profile(&mut peer, true) else { panic!("no folder") };
     assert!(text.contains("--profile"), "{text}");
     drop(peer);
-    thread.join().unwrap();
+    thread.join_bounded();
 }
 
 #[test]
@@ -303,8 +306,8 @@ fn peer_disconnect_ends_the_executor() {
     let (mut peer, thread) = start(scheduler_harness::config(ModelDtype::Float32, 1));
     ready(&mut peer);
     drop(peer);
-    thread.join().unwrap();
+    thread.join_bounded();
     let (peer, thread) = start(scheduler_harness::config(ModelDtype::Float32, 1));
     drop(peer); // The link closes during the load.
-    thread.join().unwrap();
+    thread.join_bounded();
 }

@@ -7,6 +7,9 @@
 
 mod block_lifetimes;
 mod collectives;
+#[cfg(test)]
+#[path = "../../tests/support/deadlines.rs"]
+mod deadlines;
 mod executor_lifecycle;
 mod experts;
 mod exposition;

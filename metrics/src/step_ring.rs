@@ -161,6 +161,7 @@ impl StepTimingRing {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::deadlines::BoundedJoin as _;
     use std::sync::Arc;
 
     fn record(step: u64) -> StepTimingRecord {
@@ -200,6 +201,6 @@ mod tests {
             assert!(steps.is_sorted_by_key(|r| r.step));
             seen += steps.len();
         }
-        writer.join().unwrap();
+        writer.join_bounded();
     }
 }

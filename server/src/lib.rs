@@ -19,6 +19,9 @@ mod connection;
 mod context_overflow;
 mod conversations;
 mod cors;
+#[cfg(test)]
+#[path = "../../tests/support/deadlines.rs"]
+mod deadlines;
 mod debug;
 mod docs_page;
 mod guarded_body;

@@ -126,6 +126,10 @@ struct RequestTraceWriter {
 }
 
 impl RequestTraceWriter {
+    #[expect(
+        clippy::disallowed_methods,
+        reason = "the thread ends with the senders of its commands"
+    )]
     fn run(mut self, receiver: &Receiver<TraceWriterCommand>) {
         while let Ok(mut message) = receiver.recv() {
             loop {

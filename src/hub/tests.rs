@@ -2,6 +2,7 @@
 
 mod mock_hub;
 
+use crate::deadlines::BoundedJoin as _;
 use mock_hub::MockHub;
 use std::collections::BTreeMap;
 use std::io::{BufRead as _, BufReader, Write as _};
@@ -233,5 +234,5 @@ fn names_without_owner_are_requested_once() {
         assert!(message.contains("owner/name") && message.contains(reason), "{message}");
     }
     drop(std::net::TcpStream::connect(endpoint.trim_start_matches("http://")).unwrap());
-    assert_eq!(connections.join().unwrap(), 1);
+    assert_eq!(connections.join_bounded(), 1);
 }

@@ -80,6 +80,7 @@ pub fn run(args: &ExecutorArgs, environment: &ProcessEnvironment) -> Result<Exit
 /// Receives the settings and starts the threads of the process.
 ///
 /// `shutdown_requested` becomes true when the server has sent `Shutdown`.
+#[expect(clippy::disallowed_methods, reason = "the thread ends with its queue or its link")]
 fn start(
     stream: LinkSocket,
     ExecutorStartInputs { epoch, environment }: ExecutorStartInputs,

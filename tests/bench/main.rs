@@ -6,6 +6,10 @@
     reason = "a measurement prints, and panics if it cannot go on"
 )]
 
+#[path = "../support/bounded_child.rs"]
+mod bounded_child;
+#[path = "../support/deadlines.rs"]
+mod deadlines;
 #[path = "../support/hash_model.rs"]
 mod hash_model;
 #[path = "../support/http_client.rs"]

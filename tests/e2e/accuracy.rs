@@ -5,9 +5,11 @@
 //! is equal in every configuration. Each server logs the totals of its counters at exit; a configuration that
 //! is meant to cause preemptions or prefix hits must report some.
 
-use crate::child_watchdog::{CHILD_TIMEOUT, ChildWatchdog, run_within};
+use crate::bounded_child::{
+    CHILD_TIMEOUT, ChildPipe, end_child, run_within, send_signal, wait_within,
+};
+use crate::http::server_process::ready_address;
 use crate::seed_cursor::is_selected_by_cursor;
-use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
@@ -57,7 +59,7 @@ fn questions(count: u32) -> PathBuf {
 /// A `hadron serve` process of a demo model on its own port.
 pub(super) struct AccuracyServer {
     process: Child,
-    stderr: BufReader<std::process::ChildStderr>,
+    stderr: ChildPipe,
     pub(super) url: String,
 }
 
@@ -73,23 +75,9 @@ impl AccuracyServer {
             .stderr(Stdio::piped())
             .spawn()
             .expect("the binary starts");
-        let watchdog = ChildWatchdog::start(process.id(), CHILD_TIMEOUT);
-        let mut stderr = BufReader::new(process.stderr.take().unwrap());
-        let mut seen = String::new();
-        let url = loop {
-            let from = seen.len();
-            let read = stderr.read_line(&mut seen).unwrap();
-            assert!(read > 0, "the server ended before it was ready:\n{seen}");
-            let line = &seen[from..];
-            if let Some(url) = line
-                .split_whitespace()
-                .find(|w| line.contains(" serves ") && w.starts_with("http://"))
-            {
-                break url.to_owned();
-            }
-        };
-        watchdog.stop();
-        Self { process, stderr, url }
+        let stderr = ChildPipe::start(process.stderr.take().unwrap());
+        let (address, _) = ready_address(&stderr);
+        Self { process, stderr, url: format!("http://{address}") }
     }
 
     /// Returns how many of `count` questions the model solves correctly, with `concurrency` requests in
@@ -110,20 +98,16 @@ impl AccuracyServer {
 
     /// Stops the server with SIGTERM and returns its log.
     pub(super) fn stop(mut self) -> String {
-        let pid = self.process.id().to_string();
-        assert!(Command::new("kill").args(["-TERM", &pid]).status().unwrap().success());
-        let mut log = String::new();
-        self.stderr.read_to_string(&mut log).unwrap();
-        assert!(self.process.wait().unwrap().success(), "{log}");
+        assert!(send_signal(self.process.id(), "-TERM"), "the server has exited");
+        let log = self.stderr.rest();
+        assert!(wait_within(&mut self.process, CHILD_TIMEOUT).success(), "{log}");
         log
     }
 }
 
 impl Drop for AccuracyServer {
     fn drop(&mut self) {
-        // The process has exited already unless the test has failed, so errors are ignored.
-        let _ = self.process.kill();
-        let _ = self.process.wait();
+        end_child(&mut self.process);
     }
 }
 

@@ -1,8 +1,8 @@
 //! Tests the scripts for a machine with AMD GPUs: hardware counters from files of rocprofv3, and the report of
 //! `deploy/first_day_amd.sh`. They need Python; without it they end early.
 
+use crate::bounded_child::{run_if_installed, run_to_end};
 use std::fs;
-use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
@@ -13,10 +13,7 @@ fn at(path: &str) -> PathBuf {
 /// Runs a Python script of the repository; returns `None` if Python is not installed.
 fn python(script: &str, arguments: &[&str], path: &str) -> Option<Output> {
     let mut command = Command::new("python3");
-    match command.arg(at(script)).args(arguments).env("PATH", path).output() {
-        Err(error) if error.kind() == ErrorKind::NotFound => None,
-        output => Some(output.unwrap()),
-    }
+    run_if_installed(command.arg(at(script)).args(arguments).env("PATH", path))
 }
 
 fn text(bytes: &[u8]) -> &str {
@@ -111,6 +108,6 @@ fn first_day_report_lists_failed_tests_and_reasons() {
 
 #[test]
 fn first_day_script_is_valid_bash() {
-    let status = Command::new("bash").arg("-n").arg(at("deploy/first_day_amd.sh")).status();
-    assert!(status.unwrap().success());
+    let mut bash = Command::new("bash");
+    assert!(run_to_end(bash.arg("-n").arg(at("deploy/first_day_amd.sh"))).status.success());
 }

@@ -1,12 +1,13 @@
 //! Tests `hadron bench ops`: it prints a table and writes a file, which `hadron bench compare` reads.
 
+use crate::bounded_child::run_to_end;
 use serde_json::Value;
 use std::path::Path;
 use std::process::{Command, Output};
 
 fn bench(args: &[&str]) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_hadron"));
-    command.arg("bench").args(args).env("RUST_LOG", "error").output().unwrap()
+    run_to_end(command.arg("bench").args(args).env("RUST_LOG", "error"))
 }
 
 #[test]

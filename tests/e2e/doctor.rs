@@ -1,6 +1,6 @@
 //! Tests `hadron doctor` on machines without a GPU, and on emulated AMD cards.
 
-use crate::child_watchdog::{CHILD_TIMEOUT, run_within};
+use crate::bounded_child::{CHILD_TIMEOUT, run_to_end, run_within};
 use crate::emulated_gpu;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
@@ -14,7 +14,7 @@ fn doctor(flags: &[&str], variables: &BTreeMap<&str, &str>) -> Output {
     {
         command.env_remove(name);
     }
-    command.arg("doctor").args(flags).envs(variables).output().unwrap()
+    run_to_end(command.arg("doctor").args(flags).envs(variables))
 }
 
 /// Runs `hadron doctor --json` with the emulator in place of the ROCm libraries. Returns whether the exit

@@ -3,8 +3,8 @@
 #![allow(clippy::unwrap_used, reason = "a test fails where an unwrap does")]
 #![allow(clippy::print_stdout, reason = "scores are shown even where they pass")]
 
-#[path = "../support/child_watchdog.rs"]
-mod child_watchdog;
+#[path = "../support/deadlines.rs"]
+mod deadlines;
 #[path = "../../kernels/tests/emulated_gpu/mod.rs"]
 mod emulated_gpu;
 #[path = "../support/fault_proxy.rs"]
@@ -23,6 +23,8 @@ mod seed_cursor;
 mod small_tokenizer;
 #[path = "../support/test_server.rs"]
 mod test_server;
+
+use emulated_gpu::bounded_child;
 
 mod accuracy;
 mod accuracy_deepseek;

@@ -8,7 +8,6 @@
 
 #![allow(clippy::unwrap_used, reason = "a test fails where an unwrap does")]
 #![allow(clippy::print_stdout, reason = "prints differences also if they pass")]
-#![allow(clippy::disallowed_methods, reason = "an environment variable selects the GPU")]
 
 mod eagle3;
 mod fixture;

@@ -609,12 +609,14 @@ impl<'a> ModelHarness<'a> {
 }
 
 /// Whether the fixtures run on a GPU (`HADRON_GPU` is set) instead of the CPU.
+#[expect(clippy::disallowed_methods, reason = "an environment variable selects the GPU")]
 pub(crate) fn on_a_gpu() -> bool {
     std::env::var_os("HADRON_GPU").is_some()
 }
 
 /// Whether `ranks` ranks can run: on the CPU always, because ranks are threads; on GPUs up to
 /// `HADRON_GPU_RANKS` ranks.
+#[expect(clippy::disallowed_methods, reason = "an environment variable selects the GPU")]
 pub(crate) fn has_ranks(ranks: usize) -> bool {
     let gpus = || std::env::var("HADRON_GPU_RANKS").map_or(1, |gpus| gpus.parse().unwrap());
     !on_a_gpu() || ranks <= gpus()
@@ -627,6 +629,7 @@ fn half_type(dtype: DType) -> HalfDtype {
 
 /// Opens the GPU of a rank, with the libraries that `HADRON_GPU` selects (`cuda` or `rocm`). Returns `None`
 /// if the variable is unset: the fixtures then run on the CPU.
+#[expect(clippy::disallowed_methods, reason = "an environment variable selects the GPU")]
 fn gpu(rank: usize, half: HalfDtype) -> Option<Arc<GpuBackend>> {
     let libraries = match std::env::var("HADRON_GPU").as_deref() {
         Ok("cuda") => GpuLibrarySelection::Cuda,

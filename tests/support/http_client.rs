@@ -6,10 +6,55 @@
 use serde_json::Value;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpStream};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Timeout of each connect, read and write.
 const DEADLINE: Duration = Duration::from_secs(30);
+/// Maximum time from a request to the end of its reply, also if bytes arrive all the time.
+const REPLY_DEADLINE: Duration = Duration::from_mins(20);
+
+/// A connection whose reads fail once the time since the last write exceeds a limit: a server that sends
+/// bytes forever does not block a test.
+#[derive(Debug)]
+pub(crate) struct DeadlineSocket {
+    stream: TcpStream,
+    limit: Duration,
+    written: Instant,
+}
+
+impl DeadlineSocket {
+    fn new(stream: TcpStream, limit: Duration) -> Self {
+        Self { stream, limit, written: Instant::now() }
+    }
+}
+
+impl Read for DeadlineSocket {
+    fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
+        let limit = self.limit;
+        assert!(self.written.elapsed() < limit, "a reply did not end within {limit:?}");
+        self.stream.read(buffer)
+    }
+}
+
+impl Write for DeadlineSocket {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        self.written = Instant::now();
+        self.stream.write(bytes)
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        self.stream.flush()
+    }
+}
+
+/// Connects to a server; each read and write of the socket has the timeout `limit`.
+pub(crate) fn connect_within(address: SocketAddr, limit: Duration) -> std::io::Result<TcpStream> {
+    let stream = TcpStream::connect_timeout(&address, limit)?;
+    stream.set_nodelay(true)?;
+    stream.set_read_timeout(Some(limit))?;
+    stream.set_write_timeout(Some(limit))?;
+    Ok(stream)
+}
 
 /// A complete HTTP reply.
 #[derive(Debug, Clone)]
@@ -44,16 +89,29 @@ impl HttpReply {
 
 /// A client with one HTTP connection.
 pub(crate) struct HttpClient {
-    pub(crate) reader: BufReader<TcpStream>,
+    pub(crate) reader: BufReader<DeadlineSocket>,
 }
 
 impl HttpClient {
     pub(crate) fn connect(address: SocketAddr) -> Self {
-        let stream = TcpStream::connect_timeout(&address, DEADLINE).unwrap();
-        stream.set_nodelay(true).unwrap();
-        stream.set_read_timeout(Some(DEADLINE)).unwrap();
-        stream.set_write_timeout(Some(DEADLINE)).unwrap();
-        Self { reader: BufReader::new(stream) }
+        Self::of(connect_within(address, DEADLINE).unwrap())
+    }
+
+    /// Creates the client of an open connection.
+    pub(crate) fn of(stream: TcpStream) -> Self {
+        Self { reader: BufReader::new(DeadlineSocket::new(stream, REPLY_DEADLINE)) }
+    }
+
+    /// Sets the timeout of each read. The deadline of a reply is at least as long.
+    pub(crate) fn set_read_timeout(&mut self, limit: Duration) {
+        let socket = self.reader.get_mut();
+        socket.stream.set_read_timeout(Some(limit)).unwrap();
+        socket.limit = socket.limit.max(limit);
+    }
+
+    /// The socket of the connection.
+    pub(crate) fn socket(&self) -> &TcpStream {
+        &self.reader.get_ref().stream
     }
 
     pub(crate) fn send_raw(&mut self, bytes: &[u8]) -> std::io::Result<()> {
@@ -136,4 +194,18 @@ pub(crate) fn get(address: SocketAddr, path: &str) -> HttpReply {
     let mut client = HttpClient::connect(address);
     client.send("GET", path, "", b"");
     client.read().expect("a reply")
+}
+
+#[test]
+fn endless_replies_have_a_deadline() {
+    use std::panic::{AssertUnwindSafe, catch_unwind};
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let stream = connect_within(listener.local_addr().unwrap(), DEADLINE).unwrap();
+    let (mut server, _) = listener.accept().unwrap();
+    std::thread::spawn(move || while server.write_all(b": alive\n").is_ok() {});
+    let mut socket = DeadlineSocket::new(stream, Duration::from_millis(50));
+    let read = || socket.read_to_end(&mut Vec::new());
+    let panic = catch_unwind(AssertUnwindSafe(read)).unwrap_err();
+    let text = panic.downcast_ref::<String>().unwrap();
+    assert_eq!(text, "a reply did not end within 50ms");
 }

@@ -46,6 +46,7 @@ use text::{
     ToolCallSyntax,
 };
 use tokio::runtime::Runtime;
+use tokio::sync::oneshot;
 
 /// Settings of a test server: sizes, limits, device behaviour, and optional features.
 #[derive(Clone)]
@@ -294,6 +295,12 @@ impl TestServer {
 
     pub(crate) fn client(&self) -> &EngineClient {
         &self.host.as_ref().unwrap().client
+    }
+
+    /// Waits up to a minute for a reply of the engine.
+    pub(crate) fn engine_reply<T>(&self, reply: oneshot::Receiver<T>) -> T {
+        let wait = async { tokio::time::timeout(Duration::from_mins(1), reply).await };
+        self.runtime.block_on(wait).expect("a reply within a minute").expect("a reply")
     }
 
     /// Waits until no request is in flight and no KV block is in use; panics if this takes longer than

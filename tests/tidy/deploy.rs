@@ -1,5 +1,6 @@
 //! Checks that flags, probes and timeouts in the files of `deploy/` agree with the server.
 
+use crate::bounded_child::{run_if_installed, run_to_end};
 use crate::source_tree::{read_file, root};
 use hadron::config::{
     CliCommand as Parsed, LauncherEnvVariables, ProcessEnvironment, ServeArgs, parse,
@@ -208,8 +209,8 @@ fn slurm_job_is_one_server() {
         assert!(drain + Duration::from_secs(MARGIN_S) < Duration::from_secs(SLURM_KILL_WAIT_S));
     }
     let mut bash = Command::new("bash");
-    let read = bash.arg("-n").arg(root().join("deploy/slurm/hadron.sbatch")).status();
-    assert!(read.unwrap().success());
+    let read = run_to_end(bash.arg("-n").arg(root().join("deploy/slurm/hadron.sbatch")));
+    assert!(read.status.success());
 }
 
 #[test]
@@ -266,8 +267,8 @@ fn verify(text: &str, binary: &str) {
     let unit = folder.path().join("hadron.service");
     let there = std::env::current_exe().unwrap();
     std::fs::write(&unit, text.replace(binary, there.to_str().unwrap())).unwrap();
-    let verified = Command::new("systemd-analyze").arg("verify").arg(&unit).output();
-    let Ok(output) = verified else { return }; // `systemd-analyze` is not installed everywhere.
+    let verified = run_if_installed(Command::new("systemd-analyze").arg("verify").arg(&unit));
+    let Some(output) = verified else { return }; // `systemd-analyze` is not installed everywhere.
     let message = String::from_utf8_lossy(&output.stderr).into_owned();
     let about: Vec<&str> = message.lines().filter(|line| line.contains("hadron.service")).collect();
     assert!(about.is_empty(), "{about:?}");

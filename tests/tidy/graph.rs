@@ -1,6 +1,7 @@
 //! Checks dependencies with `cargo metadata`: on which workspace crates each workspace crate depends, and
 //! which workspace crates use a third-party crate.
 
+use crate::bounded_child::run_to_end;
 use crate::source_tree::{read_file, root};
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
@@ -90,11 +91,9 @@ struct CrateDependency {
 }
 
 fn packages() -> BTreeMap<String, Vec<CrateDependency>> {
-    let output = Command::new(env!("CARGO"))
-        .args(["metadata", "--format-version=1", "--no-deps", "--offline"])
-        .current_dir(root())
-        .output()
-        .expect("cargo runs");
+    let mut cargo = Command::new(env!("CARGO"));
+    cargo.args(["metadata", "--format-version=1", "--no-deps", "--offline"]);
+    let output = run_to_end(cargo.current_dir(root()));
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let metadata: Value = serde_json::from_slice(&output.stdout).expect("cargo prints JSON");
     let dependency = |d: &Value| CrateDependency {

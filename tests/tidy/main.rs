@@ -3,6 +3,9 @@
 
 #![allow(clippy::unwrap_used, reason = "a test fails where an unwrap does")]
 
+#[path = "../support/bounded_child.rs"]
+mod bounded_child;
+
 mod architecture_files;
 mod deploy;
 mod figures;
@@ -20,3 +23,4 @@ mod sizes;
 mod source_tree;
 mod sources;
 mod tuples;
+mod waits;

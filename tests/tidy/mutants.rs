@@ -2,6 +2,7 @@
 //! to the current code, describes its fault, and is listed in the results page, which shows that the
 //! simulator detects the fault.
 
+use crate::bounded_child::run_to_end;
 use crate::source_tree::{read_file, root};
 use std::path::PathBuf;
 use std::process::Command;
@@ -31,13 +32,10 @@ fn every_mutant_patch_still_applies() {
     for patch in patches() {
         // If the source tree is inside another git repository, `git apply` would prepend the tree's path to
         // the paths in the patch; this setting prevents it.
-        let output = Command::new("git")
-            .args(["apply", "--check"])
-            .arg(&patch)
-            .current_dir(root())
-            .env("GIT_CEILING_DIRECTORIES", root().parent().unwrap())
-            .output()
-            .expect("git is installed");
+        let mut git = Command::new("git");
+        git.args(["apply", "--check"]).arg(&patch).current_dir(root());
+        git.env("GIT_CEILING_DIRECTORIES", root().parent().unwrap());
+        let output = run_to_end(&mut git);
         if !output.status.success() {
             let text = String::from_utf8_lossy(&output.stderr).trim().to_owned();
             stale.push(format!("{}: {text}", name_of(&patch)));

@@ -196,8 +196,9 @@ fn queue_of_a_stuck_subscriber_is_bounded_in_bytes() {
     stuck.connect(&publisher.source().endpoint).unwrap();
     // Publishes batches until the subscriber receives one, which shows that the subscription is active.
     stuck.set_rcvtimeo(10).unwrap();
-    let mut batches = 1;
+    let (start, mut batches) = (Instant::now(), 1);
     while stuck.recv_multipart(0).is_err() {
+        assert!(start.elapsed() < Duration::from_secs(20), "no batch");
         publish_events(&mut feed, stored(1));
         batches += 1;
     }

@@ -8,16 +8,17 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on panics")]
 #![allow(clippy::print_stdout, reason = "benchmarks print their results")]
-#![allow(clippy::disallowed_methods, reason = "the environment names the GPUs")]
 
 mod all_reduce_speed;
+#[path = "../../../tests/support/deadlines.rs"]
+mod deadlines;
 #[path = "../../../kernels/tests/emulated_gpu/mod.rs"]
 mod emulated_gpu;
 mod one_shot;
 
+use std::sync::Arc;
 use std::sync::atomic::AtomicIsize;
 use std::sync::atomic::Ordering::SeqCst;
-use std::sync::{Arc, Barrier};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -25,6 +26,7 @@ use collectives::{
     CollectiveBackend, CollectiveCallState, CollectiveError, DeviceGroup, SharedMemoryGroup,
     SharedMemoryRendezvous,
 };
+use deadlines::DeadlineBarrier;
 use device::gpu::{GpuApi, GpuConfig, GpuLibrarySelection};
 use device::{Buffer, DType, DeviceDriver, DeviceElement, DeviceStream, bf16};
 use kernels::gpu::GpuBackend;
@@ -35,6 +37,7 @@ const TEST_TIMEOUT: Duration = Duration::from_mins(1);
 
 /// Returns the configuration of the GPU of a rank. `world` is a name that identifies the emulated GPUs of a
 /// test, because tests run concurrently.
+#[expect(clippy::disallowed_methods, reason = "the environment names the GPUs")]
 fn device(world: &str, rank: usize) -> GpuConfig {
     let folders = std::env::var("HADRON_GPU_FOLDERS").unwrap_or_default();
     let folders = std::env::split_paths(&folders).collect();
@@ -362,7 +365,7 @@ fn leaving_rank_fails_the_device_group() {
 }
 
 fn check_rank_leaves(world: &str, one_shot_bytes: usize) {
-    let after_barrier = Barrier::new(2);
+    let after_barrier = DeadlineBarrier::new(2);
     let results = ranks_with_one_shot_limit(world, one_shot_bytes, |rank| {
         let mut x = rank.matrix::<f32>(2, 8, |_, _| 1);
         rank.group.all_reduce(&S, x.mat_mut(DType::F32, 2, 8).unwrap()).unwrap();

@@ -1,8 +1,10 @@
 //! Tests of one-shot all-reduces through peer memory: the results must have the exact expected bits, between
 //! threads and between processes.
 
+use crate::deadlines::DeadlineBarrier;
+use crate::emulated_gpu::bounded_child::{CHILD_TIMEOUT, wait_within};
 use std::process::{Command, Stdio};
-use std::sync::{Arc, Barrier, Mutex, mpsc};
+use std::sync::{Arc, Mutex, mpsc};
 use std::thread;
 use std::time::Duration;
 
@@ -91,6 +93,7 @@ impl DeviceTestRank {
 }
 
 #[test]
+#[expect(clippy::disallowed_methods, reason = "the environment names the GPUs")]
 fn one_shot_all_reduce_sums_in_rank_order() {
     let work = |rank: DeviceTestRank| {
         for (rows, cols) in [(1, 1), (3, 37), (2, 64), (5, 4096)] {
@@ -172,12 +175,13 @@ fn processes_access_each_others_peer_memory() {
         .spawn()
         .unwrap();
     run_one_of_two_processes(&rendezvous, 0);
-    assert!(child.wait().unwrap().success());
+    assert!(wait_within(&mut child, CHILD_TIMEOUT).success());
 }
 
 /// Second process of the test `processes_access_each_others_peer_memory`.
 #[test]
 #[ignore = "child process, started by processes_access_each_others_peer_memory"]
+#[expect(clippy::disallowed_methods, reason = "the environment names the GPUs")]
 fn peer_memory_child_process() {
     let Some(path) = std::env::var_os("HADRON_TEST_RENDEZVOUS") else { return };
     run_one_of_two_processes(&SharedMemoryRendezvous::open(path.as_ref(), &[2]).unwrap(), 1);
@@ -200,13 +204,13 @@ struct PeerMemoryTestRank<'a> {
     view: PeerMemoryView,
 }
 
-/// Runs two ranks without a communicator, each in a separate thread. `work` must not panic, because the other
-/// rank would then wait forever.
+/// Runs two ranks without a communicator, each in a separate thread. If `work` panics in one rank, the other rank
+/// panics at the deadline of its wait.
 fn run_two_peers<T: Send>(
     world: &str,
     work: impl Fn(PeerMemoryTestRank<'_>) -> T + Sync,
 ) -> [T; 2] {
-    let (handles, barrier) = (Mutex::new([None; 2]), Barrier::new(2));
+    let (handles, barrier) = (Mutex::new([None; 2]), DeadlineBarrier::new(2));
     thread::scope(|scope| {
         let threads = [0, 1].map(|rank| {
             let (handles, barrier, work) = (&handles, &barrier, &work);
@@ -247,7 +251,7 @@ impl PeerMemoryTestRank<'_> {
 fn launch_numbers_wrap_around() {
     const LARGE: usize = 4000;
     const SMALL: usize = 24;
-    let done = Barrier::new(2);
+    let done = DeadlineBarrier::new(2);
     let (sum_done, receiver) = mpsc::channel();
     let receiver = Mutex::new(receiver);
     let results = run_two_peers("numbers", |mut peer| {

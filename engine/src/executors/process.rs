@@ -148,6 +148,7 @@ impl Drop for ExecutorProcess {
 }
 
 /// Starts the thread that waits for the exit of the child, reports it and closes the link.
+#[expect(clippy::disallowed_methods, reason = "the thread only waits for this process")]
 fn watch_exit(mut child: Child, exit: Arc<ProcessExitState>, link: LinkSocket) -> io::Result<()> {
     let waiter = thread::Builder::new().name("executor-wait".to_owned());
     let started = waiter.spawn(move || {

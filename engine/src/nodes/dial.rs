@@ -116,6 +116,7 @@ mod tests {
     use super::super::EPOCH;
     use super::super::handshake::admit;
     use super::*;
+    use crate::deadlines::BoundedJoin as _;
     use protocol::NodeHandshake;
     use protocol::link::{FrameReader, FrameWriter, MessageSender};
     use std::net::TcpListener;
@@ -148,7 +149,7 @@ mod tests {
             admit(&listener.accept().unwrap().0, &ClusterSecret::new(SECRET), LONG).unwrap()
         });
         dialer.connect_with_retries(&NodeEvent::Heartbeat, LONG).unwrap();
-        assert_eq!(server.join().unwrap(), NodeEvent::Heartbeat);
+        assert_eq!(server.join_bounded(), NodeEvent::Heartbeat);
     }
 
     #[test]
@@ -162,7 +163,7 @@ mod tests {
         let error =
             dialer.connect_with_retries(&NodeEvent::Heartbeat, LONG).unwrap_err().to_string();
         assert!(error.ends_with("does not have the cluster secret"), "{error}");
-        let (rejected, listener) = server.join().unwrap();
+        let (rejected, listener) = server.join_bounded();
         assert!(rejected && listener.accept().is_err(), "retried");
     }
 }

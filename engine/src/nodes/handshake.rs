@@ -119,6 +119,7 @@ fn next<M: WireMessage>(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::deadlines::BoundedJoin as _;
     use protocol::{PROTOCOL_VERSION, ParallelConfig};
     use std::io::{Read, Write};
     use std::net::TcpListener;
@@ -151,7 +152,7 @@ mod tests {
         let peer = thread::spawn(move || peer(client));
         let result = admit(&server, &secret(), time).map_err(|error| error.to_string());
         drop(server);
-        peer.join().unwrap();
+        peer.join_bounded();
         result
     }
 
@@ -179,12 +180,12 @@ mod tests {
         });
         let error = introduce(&client, &secret(), join(), TIME).unwrap_err();
         assert!(matches!(error, HandshakeError::WrongSecret), "{error}");
-        impostor.join().unwrap();
+        impostor.join_bounded();
     }
 
     #[test]
     fn unauthenticated_peers_are_bounded_in_time() {
-        let short = Duration::from_secs(1);
+        let short = Duration::from_millis(200);
         let no_bytes = admitted(short, |mut stream| drop(stream.read_to_end(&mut Vec::new())));
         assert_eq!(no_bytes.unwrap_err(), "the handshake timed out");
         let trickle = admitted(short, |mut stream| {
@@ -194,7 +195,7 @@ mod tests {
                 if stream.write_all(&[*byte]).is_err() {
                     return;
                 }
-                thread::sleep(Duration::from_millis(200));
+                thread::sleep(Duration::from_millis(50));
             }
         });
         assert_eq!(trickle.unwrap_err(), "the handshake timed out");
@@ -238,7 +239,7 @@ mod tests {
         });
         let error = introduce(&client, &secret(), join(), TIME).unwrap_err();
         assert!(matches!(error, HandshakeError::Link(LinkError::Closed)), "{error}");
-        ends.join().unwrap();
+        ends.join_bounded();
     }
 
     #[test]

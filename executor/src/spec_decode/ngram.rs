@@ -92,6 +92,7 @@ impl Proposer for NgramProposer {
 
     /// Receives the emitted tokens of earlier steps. If any row has draft tokens to verify, waits for the
     /// emitted tokens of all steps in flight.
+    #[expect(clippy::disallowed_methods, reason = "steps in flight have a deadline")]
     fn observe(&mut self, rows: &[BatchRow]) {
         let waits = rows.iter().any(|row| row.drafts > 0);
         while self.pending_updates > 0 {
@@ -144,6 +145,7 @@ impl Drop for EmittedTokenSender {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::deadlines::BoundedJoin as _;
     use protocol::{DraftAcceptanceRule, RequestId, SamplingParams, SequenceInit, ThinVec};
 
     fn row(start: u32, ids: &[Token], drafts: u8) -> BatchRow {
@@ -228,7 +230,7 @@ mod tests {
         let sender_thread = std::thread::spawn(move || drop(emitted_sender));
         proposer.observe(std::slice::from_ref(&next));
         assert_eq!(proposer.propose(&next), DraftProposal::Tokens(&[7, 5, 6]));
-        sender_thread.join().expect("the thread only drops the sender");
+        sender_thread.join_bounded();
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! Tests of speculative decoding on emulated GPUs, with eager launches and graph replay: outputs equal the
 //! outputs on the CPU and the outputs without draft tokens.
 
+use crate::deadlines::BoundedJoin;
 use crate::ranks::join_device_group;
 use crate::scheduler_harness::{
     HarnessRequest, HarnessRequestChunk, LockstepGroup, SchedulerHarness, eagle, eagle_drafting,
@@ -362,7 +363,7 @@ fn in_replicas(
             found
         })
     };
-    [start(0), start(1)].into_iter().map(|replica| replica.join().unwrap()).collect()
+    [start(0), start(1)].into_iter().map(BoundedJoin::join_bounded).collect()
 }
 
 /// Replicas that share experts run an equal number of draft passes, even if a replica has no rows.

@@ -2,6 +2,8 @@
 //! each expert equal those on the CPU, and models with shared experts (experts that process every token) give
 //! the same outputs as on the CPU.
 
+use super::CHILD_TEST_TIMEOUT;
+use super::emulated_gpu::bounded_child::run_within;
 use crate::ranks::join_device_group;
 use crate::scheduler_harness::{
     HarnessRequest, SchedulerHarness, mla_model, moe_model, shared, with_expert_placement,
@@ -186,11 +188,9 @@ fn secondary_stream_is_joined() {
         return;
     }
     for lazy in ["1", "2"] {
-        let child = Command::new(std::env::current_exe().unwrap())
-            .args(["--ignored", "--exact", "--nocapture", "experts::lazily_run_streams"])
-            .env("HIPEMU_LAZY", lazy)
-            .output()
-            .unwrap();
+        let mut child = Command::new(std::env::current_exe().unwrap());
+        child.args(["--ignored", "--exact", "--nocapture", "experts::lazily_run_streams"]);
+        let child = run_within(child.env("HIPEMU_LAZY", lazy), CHILD_TEST_TIMEOUT);
         let stdout = String::from_utf8_lossy(&child.stdout);
         assert!(child.status.success() && stdout.contains("1 passed"), "{stdout}");
     }

@@ -6,6 +6,8 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
+#[path = "../../../tests/support/deadlines.rs"]
+mod deadlines;
 mod drafts;
 #[path = "../../../kernels/tests/emulated_gpu/mod.rs"]
 mod emulated_gpu;
@@ -30,6 +32,10 @@ use protocol::{
 };
 use scheduler_harness::{HarnessRequest, HarnessRequestChunk, SchedulerHarness, config};
 use std::path::Path;
+use std::time::Duration;
+
+/// Timeout of a test in a child process, which runs emulated GPUs on a machine under load.
+const CHILD_TEST_TIMEOUT: Duration = Duration::from_mins(30);
 
 /// Maximum mean difference of log-probabilities if every layer input is rounded to fp8. Measured: 0.107; a
 /// wrong scale or a misplaced element gives differences above 1.

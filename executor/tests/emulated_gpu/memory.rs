@@ -1,6 +1,8 @@
 //! Tests of start-up on a GPU: progress reports, and the reservation of all device memory before the executor
 //! is ready.
 
+use super::CHILD_TEST_TIMEOUT;
+use super::emulated_gpu::bounded_child::run_within;
 use super::experts::shared_expert_model;
 use super::scheduler_harness::{
     HarnessRequest, SchedulerHarness, config, recurrent_model, window_model, with_mtp,
@@ -64,10 +66,9 @@ fn startup_reports_compile_progress() {
 
 #[test]
 fn no_allocation_after_ready() {
-    let child = Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "memory::steps_without_allocation", "--ignored", "--test-threads", "1"])
-        .output()
-        .unwrap();
+    let mut child = Command::new(std::env::current_exe().unwrap());
+    child.args(["--exact", "memory::steps_without_allocation", "--ignored", "--test-threads", "1"]);
+    let child = run_within(&mut child, CHILD_TEST_TIMEOUT);
     let stdout = String::from_utf8_lossy(&child.stdout);
     assert!(child.status.success() && stdout.contains("1 passed"), "{stdout}");
 }
@@ -150,11 +151,9 @@ fn captured_graphs_without_memory_are_skipped() {
     for (each, name) in
         [("400M", "memory::with_memory_for_two_graphs"), ("2G", "memory::with_memory_for_no_graph")]
     {
-        let child = Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", name, "--ignored", "--test-threads", "1"])
-            .env("HIPEMU_GRAPH_BYTES", each)
-            .output()
-            .unwrap();
+        let mut child = Command::new(std::env::current_exe().unwrap());
+        child.args(["--exact", name, "--ignored", "--test-threads", "1"]);
+        let child = run_within(child.env("HIPEMU_GRAPH_BYTES", each), CHILD_TEST_TIMEOUT);
         let stdout = String::from_utf8_lossy(&child.stdout);
         assert!(child.status.success() && stdout.contains("1 passed"), "{stdout}");
     }

@@ -1,6 +1,7 @@
 //! Tests of TP and DP ranks on GPUs, eager and replayed: tokens equal those of a single rank, and steps use
 //! the expected collectives.
 
+use crate::deadlines::BoundedJoin as _;
 use crate::scheduler_harness::{
     HarnessRequest, HarnessRequestChunk, LockstepGroup, SchedulerHarness, config, moe_model,
     shared, with_expert_placement,
@@ -234,7 +235,7 @@ fn expert_parallel_replicas_match_single_replica() {
         };
         let replicas = [start(0), start(1)];
         for (replica, found) in (0..).zip(replicas) {
-            let found = found.join().unwrap();
+            let found = found.join_bounded();
             assert_close(
                 &found,
                 &single_rank(replica),

@@ -5,6 +5,8 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
+#[path = "../../../tests/support/deadlines.rs"]
+mod deadlines;
 mod drafts;
 mod eagle3_drafts;
 mod model_drafts;

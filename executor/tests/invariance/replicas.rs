@@ -1,6 +1,7 @@
 //! Tests of replicas that share experts: each replica computes different requests, and its outputs equal the
 //! outputs of a single replica.
 
+use crate::deadlines::BoundedJoin;
 use crate::scheduler_harness::{
     HarnessRequest, HarnessRequestChunk, LockstepGroup, SchedulerHarness, moe_model, mtp_drafting,
     speculating, with_expert_placement,
@@ -107,7 +108,7 @@ fn run_replicas_in(
         })
     };
     let replicas: Vec<_> = (0..config.settings.parallel.dp_size).map(replica).collect();
-    replicas.into_iter().map(|replica| replica.join().unwrap()).collect()
+    replicas.into_iter().map(BoundedJoin::join_bounded).collect()
 }
 
 /// Returns the kinds of collectives that exchanged tokens with the experts of other ranks, and the total
@@ -209,7 +210,7 @@ fn replicas_run_draft_passes_in_lockstep() {
         };
         let replicas: Vec<_> = (0..dp_size).map(start).collect();
         for (replica, found) in (0..).zip(replicas) {
-            let (found, counted) = found.join().unwrap();
+            let (found, counted) = found.join_bounded();
             let name = format!("replica {replica} of {dp_size}, {tp_size} ranks each");
             let plain = play(&mut SchedulerHarness::with(of(method)), replica);
             for ((tokens, logprobs), (own, own_logprobs)) in plain.iter().zip(&found) {
@@ -237,7 +238,7 @@ fn other_replicas_change_no_bit() {
             })
         };
         let single = play(&mut SchedulerHarness::of_replica(config.clone(), 0, lockstep), 0);
-        idle.join().unwrap();
+        idle.join_bounded();
         assert_eq!(run_replicas(&config)[0], single, "{dtype:?}");
     }
 }

@@ -1,6 +1,7 @@
 //! Test scheduler: it tracks requests, allocates blocks, and builds batches in the format of the real
 //! scheduler.
 
+use crate::deadlines::{DeadlineBarrier, THREAD_TIMEOUT};
 use executor::{
     DeviceEnvironment, Executor, ExecutorConfig, ExecutorError, KvCacheSize, ModelDtype,
     RankRendezvous, SubmittedStep, TokenBitmaskSource,
@@ -15,10 +16,10 @@ use protocol::{
 };
 use std::ops::Range;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::SeqCst;
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::sync::{Arc, Barrier};
 use std::thread;
 
 pub(crate) const BLOCK: usize = 16;
@@ -506,7 +507,7 @@ impl FollowerRank {
 pub(crate) struct LockstepGroup {
     parallel: ParallelConfig,
     pub(crate) rendezvous: RankRendezvous,
-    barrier: Barrier,
+    barrier: DeadlineBarrier,
     max: AtomicU32,
 }
 
@@ -515,7 +516,7 @@ impl LockstepGroup {
     pub(crate) fn new(config: &ExecutorConfig) -> Self {
         let parallel = config.settings.parallel;
         let (rendezvous, barrier) =
-            (RankRendezvous::new(parallel).unwrap(), Barrier::new(parallel.dp_size.into()));
+            (RankRendezvous::new(parallel).unwrap(), DeadlineBarrier::new(parallel.dp_size.into()));
         Self { parallel, rendezvous, barrier, max: AtomicU32::new(0) }
     }
 
@@ -531,7 +532,7 @@ impl LockstepGroup {
         self.max.fetch_max(value, SeqCst);
         self.barrier.wait();
         let max = self.max.load(SeqCst);
-        if self.barrier.wait().is_leader() {
+        if self.barrier.wait() {
             self.max.store(0, SeqCst);
         }
         self.barrier.wait();
@@ -760,7 +761,7 @@ impl SchedulerHarness {
     ) -> (Vec<BatchRow>, StepOutput) {
         let output = submitted.finish().unwrap();
         for (rank, follower) in (1..).zip(&self.followers) {
-            let theirs = follower.outputs.recv().unwrap();
+            let theirs = follower.outputs.recv_timeout(THREAD_TIMEOUT).unwrap();
             assert_eq!(theirs.rows, output.rows, "rank {rank} in step {}", batch.step.0);
         }
         assert_eq!((output.step, output.epoch), (batch.step, batch.epoch));

@@ -2,12 +2,15 @@
 
 use super::*;
 
+/// Timeout of a wait for a permit, on a machine under load.
+const PERMIT_TIMEOUT: Duration = Duration::from_mins(4);
+
 /// Returns a vocabulary that, while `slow` is set, blocks on `permits` before it tokenizes a forced text.
 fn slow_vocabulary(slow: Arc<AtomicBool>, permits: Receiver<()>) -> GrammarVocabulary {
     let permits = Mutex::new(permits);
     let encode = move |text: &str| {
         if slow.load(Ordering::Relaxed) {
-            permits.lock().unwrap().recv().unwrap();
+            permits.lock().unwrap().recv_timeout(PERMIT_TIMEOUT).unwrap();
         }
         Some(text.bytes().map(Token::from).collect())
     };

@@ -24,6 +24,7 @@ const THREADS: u64 = 2;
 /// the server closes the connection.
 ///
 /// Errors: the limits cannot be set, or the connection fails.
+#[expect(clippy::disallowed_methods, reason = "the thread ends with the connection")]
 pub fn serve(stream: LinkSocket) -> io::Result<()> {
     limit_memory(THREADS * DRY_RUN_STACK_BYTES as u64 + WORKER_BYTES)?;
     let work = move || match serve_requests(stream) {

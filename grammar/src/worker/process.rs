@@ -165,6 +165,7 @@ impl GrammarWorkerProcess {
     }
 
     /// Kills the process and returns its exit status as an error.
+    #[expect(clippy::disallowed_methods, reason = "the process was killed")]
     fn exit_error(&mut self) -> GrammarError {
         self.kill(); // A process that has already exited keeps its status.
         let status = self.child.wait();
@@ -184,6 +185,7 @@ impl GrammarWorkerProcess {
 }
 
 impl Drop for GrammarWorkerProcess {
+    #[expect(clippy::disallowed_methods, reason = "the process was killed")]
     fn drop(&mut self) {
         self.kill();
         let _ = self.child.wait();

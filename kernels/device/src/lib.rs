@@ -9,6 +9,9 @@
 #![allow(clippy::cast_ptr_alignment, reason = "buffers are 64-byte aligned and views typed")]
 #![allow(clippy::inline_always, reason = "conversions of elements are inlined into row kernels")]
 
+#[cfg(test)]
+#[path = "../../../tests/support/bounded_child.rs"]
+mod bounded_child;
 mod buffer;
 mod check;
 mod cpu;

@@ -3,6 +3,8 @@
 
 #![allow(dead_code, unreachable_pub, reason = "each package uses its part of it")]
 
+#[path = "../../../tests/support/bounded_child.rs"]
+pub(crate) mod bounded_child;
 mod sources;
 
 use std::ffi::OsString;
@@ -10,7 +12,9 @@ use std::fs::{self, File};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output};
+use std::time::Duration;
 
+use bounded_child::{finish_within, run_within};
 use sources::SOURCES;
 
 /// Returns the warp (wavefront) sizes, in lanes, that tests emulate: the value of the environment variable
@@ -35,6 +39,9 @@ pub fn warp_sizes(variable: &str) -> Vec<u32> {
 pub fn kernel_cache() -> PathBuf {
     Path::new(env!("CARGO_TARGET_TMPDIR")).join("emulated-kernels")
 }
+
+/// Timeout of one run of the C++ compiler on a machine under load.
+const COMPILE_TIMEOUT: Duration = Duration::from_mins(20);
 
 const OPTIONS: &[&str] = &[
     "-std=c++17",
@@ -113,13 +120,13 @@ fn build(compiler: &OsString, home: &Path, library: &Path) {
     let names = SOURCES.iter().map(|(name, _)| *name).filter(|name| !name.ends_with('h'));
     let compiles: Vec<Child> = names.clone().map(|name| compile(compiler, home, name)).collect();
     for child in compiles {
-        finish(child.wait_with_output());
+        finish(&finish_within(child, COMPILE_TIMEOUT, "the C++ compiler"));
     }
     let unfinished = home.join("unfinished.so");
     let mut link = Command::new(compiler);
     link.args(["-shared", "-Wl,-soname,libhipemu.so", "-Wl,-Bsymbolic", "-o"]).arg(&unfinished);
     link.args(names.map(|name| home.join(name).with_extension("o"))).args(["-pthread", "-ldl"]);
-    finish(link.output());
+    finish(&run_within(&mut link, COMPILE_TIMEOUT));
     fs::rename(&unfinished, library).expect("both are in one folder");
 }
 
@@ -132,7 +139,6 @@ fn compile(compiler: &OsString, home: &Path, name: &str) -> Child {
     command.stderr(std::process::Stdio::piped()).spawn().expect("a C++ compiler is installed")
 }
 
-fn finish(output: std::io::Result<Output>) {
-    let output = output.expect("a C++ compiler is installed");
+fn finish(output: &Output) {
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
 }

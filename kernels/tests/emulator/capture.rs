@@ -1,6 +1,7 @@
 //! Graph capture, instantiation and replay: permitted calls, rejected calls, and the arguments that a graph
 //! copies.
 
+use crate::deadlines::BoundedJoin as _;
 use hip_runtime_sys::{DriverPtr, DriverStatus, code};
 
 use crate::child_process;
@@ -112,7 +113,7 @@ fn thread_local_capture_lets_other_threads_allocate() {
             // SAFETY: the driver writes the address to `at`, which is writable.
             unsafe { alloc(&raw mut at, 64) }
         });
-        assert_eq!(other.join().unwrap(), expected);
+        assert_eq!(other.join_bounded(), expected);
         assert_eq!(gpu.end_capture().is_ok(), expected == code::SUCCESS);
     }
 }

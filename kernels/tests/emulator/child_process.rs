@@ -1,15 +1,20 @@
 //! Runs tests in a separate process, under a sanitizer or with another configuration of the emulated GPU. The
 //! child runs an ignored test of this executable, which can also be run directly with `--ignored`.
 
+use crate::emulated_gpu::bounded_child::{run_to_end, run_within};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::process::{Command, Output};
+use std::time::Duration;
+
+/// Timeout of a test in a child process, also under a sanitizer on a machine under load.
+const CHILD_TEST_TIMEOUT: Duration = Duration::from_mins(30);
 
 /// Runs the ignored test `name` in a child process with additional environment variables.
 pub(crate) fn run(name: &str, variables: &BTreeMap<&str, &str>) -> Output {
     let mut command = Command::new(std::env::current_exe().unwrap());
     command.args(["--ignored", "--exact", "--nocapture", "--test-threads=1", name]);
-    command.envs(variables).output().unwrap()
+    run_within(command.envs(variables), CHILD_TEST_TIMEOUT)
 }
 
 /// A sanitizer of the C++ compiler that kernels are compiled with.
@@ -26,7 +31,7 @@ pub(crate) fn sanitized(name: &str, sanitizer: KernelSanitizer, seed: u64) -> Op
         KernelSanitizer::Address => ("address", "libasan.so"),
         KernelSanitizer::Thread => ("thread", "libtsan.so"),
     };
-    let found = Command::new("c++").arg(format!("-print-file-name={library}")).output().unwrap();
+    let found = run_to_end(Command::new("c++").arg(format!("-print-file-name={library}")));
     let path = PathBuf::from(String::from_utf8(found.stdout).unwrap().trim());
     if !path.is_absolute() {
         return None;

@@ -4,6 +4,8 @@
 
 #![allow(clippy::unwrap_used, reason = "a test fails where an unwrap does")]
 
+#[path = "../../../tests/support/deadlines.rs"]
+mod deadlines;
 #[path = "../emulated_gpu/mod.rs"]
 mod emulated_gpu;
 

@@ -1,5 +1,6 @@
 //! Linear layers on hipBLASLt, for which the emulator provides a mock library (`blaslt.cpp`).
 
+use crate::emulated_gpu::bounded_child::run_to_end;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -26,8 +27,8 @@ fn device() -> GpuBackend {
         std::thread::current().id()
     ));
     let options = ["-std=c++17", fp8_type, "-O2", "-fPIC", "-shared", "-Wall", "-Werror", "-o"];
-    let status = Command::new("c++").args(options).arg(&library).arg(&source).status().unwrap();
-    assert!(status.success());
+    let compiled = run_to_end(Command::new("c++").args(options).arg(&library).arg(&source));
+    assert!(compiled.status.success(), "{}", String::from_utf8_lossy(&compiled.stderr));
     let config = emulator(64);
     let GpuLibrarySelection::Named { api, driver, rtc, .. } = config.libraries else {
         unreachable!()
@@ -134,6 +135,7 @@ fn blas_fp8_gemm_scales_channels_and_tokens() {
 
 #[test]
 #[ignore = "run by blas_fp8_gemm_uses_the_format_of_the_gpu"]
+#[expect(clippy::disallowed_methods, reason = "the environment selects the GPU under test")]
 fn fp8_gemm_of_this_architecture() {
     if std::env::var_os("HADRON_GPU").is_none() {
         check_fp8();
@@ -145,7 +147,7 @@ fn blas_fp8_gemm_uses_the_format_of_the_gpu() {
     for gfx in ["942", "950"] {
         let mut child = Command::new(std::env::current_exe().unwrap());
         child.args(["--ignored", "--exact", "blas_library::fp8_gemm_of_this_architecture"]);
-        let output = child.env("HIPEMU_GFX", gfx).output().unwrap();
+        let output = run_to_end(child.env("HIPEMU_GFX", gfx));
         let text = String::from_utf8_lossy(&output.stdout);
         assert!(output.status.success() && text.contains("1 passed"), "gfx{gfx}: {text}");
     }
@@ -165,6 +167,7 @@ fn timed_fills() -> (u64, u64) {
 
 #[test]
 #[ignore = "child process, run by trials_on_an_mi300x_evict_the_infinity_cache"]
+#[expect(clippy::disallowed_methods, reason = "the environment selects the GPU under test")]
 fn autotune_on_this_card() {
     if std::env::var_os("HIPEMU_CARD").is_none() {
         return;
@@ -187,7 +190,7 @@ fn autotune_on_this_card() {
 fn trials_on_an_mi300x_evict_the_infinity_cache() {
     let mut child = Command::new(std::env::current_exe().unwrap());
     child.args(["--ignored", "--exact", "--nocapture", "blas_library::autotune_on_this_card"]);
-    let output = child.env_remove("HIPEMU_GFX").env("HIPEMU_CARD", "MI300X").output().unwrap();
+    let output = run_to_end(child.env_remove("HIPEMU_GFX").env("HIPEMU_CARD", "MI300X"));
     let text = String::from_utf8_lossy(&output.stdout);
     assert!(output.status.success() && text.contains(" timings, each after fills"), "{text}");
 }

@@ -1,6 +1,7 @@
 //! AMD cards as the driver presents them: names, architectures with feature suffixes, compute units, LDS, unified
 //! memory, and lists of visible devices.
 
+use crate::emulated_gpu::bounded_child::run_to_end;
 use std::collections::BTreeMap;
 use std::process::Command;
 
@@ -15,7 +16,7 @@ use crate::support::emulator;
 fn run(name: &str, variables: &BTreeMap<&str, &str>) -> String {
     let mut child = Command::new(std::env::current_exe().unwrap());
     child.args(["--ignored", "--exact", "--nocapture", &format!("cards::{name}")]);
-    let output = child.env_remove("HIPEMU_GFX").envs(variables).output().unwrap();
+    let output = run_to_end(child.env_remove("HIPEMU_GFX").envs(variables));
     let text = String::from_utf8(output.stdout).unwrap();
     assert!(text.contains("1 passed"), "{variables:?}: {text}");
     text
@@ -62,6 +63,7 @@ fn free_unified_memory_is_that_of_the_host() {
 
 #[test]
 #[ignore = "run by hidden_device_error_names_the_variable"]
+#[expect(clippy::disallowed_methods, reason = "the environment selects the GPU under test")]
 fn print_hidden_device_error() {
     let Ok(visibility) = std::env::var("HIP_VISIBLE_DEVICES") else { return };
     let visibility = format!("HIP_VISIBLE_DEVICES={visibility}");

@@ -1,6 +1,7 @@
 //! Operations of the GPU backend other than kernels: memory, copies, fences (GPU events), timestamps and
 //! captured graphs.
 
+use crate::deadlines::BoundedJoin as _;
 use device::{DType, DeviceDriver, DeviceStream, MatRef, PinnedBuffer};
 use kernels::TensorAdd;
 
@@ -154,7 +155,7 @@ fn fences_can_be_awaited_on_other_threads() {
         add(pair, &mut y, x.gpu(), x.gpu());
         let flight = pair.gpu.start_download(&S, &y.gpu, pinned(pair, 0.0), FLOATS * 4).unwrap();
         let waiter = std::thread::spawn(move || flight.wait().unwrap());
-        let memory = waiter.join().unwrap();
+        let memory = waiter.join_bounded();
         let floats: Vec<f32> = elements_of(&memory.bytes()[..FLOATS * 4]);
         assert_eq!(floats, [42.0; FLOATS]);
         // The download is dropped without a wait: its memory stays allocated until the copy has completed.

@@ -47,6 +47,7 @@ impl CpuGpuPair {
         [Arc::clone(&self.gpu).into(), Arc::clone(&self.cpu).into()]
     }
 
+    #[expect(clippy::disallowed_methods, reason = "the environment selects the GPU under test")]
     pub(crate) fn new(gpu: Arc<GpuBackend>) -> Self {
         let given = std::env::var("HADRON_SEED").ok().map(|seed| seed.parse().unwrap());
         let seed = given.unwrap_or_else(|| RandomState::new().hash_one(0) >> 40);

@@ -10,9 +10,10 @@
 
 #![allow(clippy::unwrap_used, reason = "a test fails where an unwrap does")]
 #![allow(clippy::print_stdout, reason = "measurements, and the seed of a failed test")]
-#![allow(clippy::disallowed_methods, reason = "the environment selects the GPU under test")]
 #![allow(dead_code, reason = "each module uses a part of the support code")]
 
+#[path = "../../../tests/support/deadlines.rs"]
+mod deadlines;
 mod device_pair;
 #[path = "../emulated_gpu/mod.rs"]
 mod emulated_gpu;

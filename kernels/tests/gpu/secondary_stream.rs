@@ -1,5 +1,6 @@
 //! Launches on the secondary stream: their order, capture in a graph, and separate scratch memory per stream.
 
+use crate::emulated_gpu::bounded_child::run_to_end;
 use std::sync::Arc;
 
 use std::process::Command;
@@ -107,16 +108,15 @@ fn lazy_streams() {
 /// missing wait between streams gives wrong sums. With `HIPEMU_LAZY` = 2 streams are also interleaved, so
 /// scratch memory shared by streams would be overwritten.
 #[test]
+#[expect(clippy::disallowed_methods, reason = "the environment selects the GPU under test")]
 fn independent_streams_run_in_any_order() {
     if std::env::var_os("HADRON_GPU").is_some() {
         return; // A real GPU determines the order of its streams itself.
     }
     for lazy in ["1", "2"] {
-        let child = Command::new(std::env::current_exe().unwrap())
-            .args(["--ignored", "--exact", "--nocapture", "secondary_stream::lazy_streams"])
-            .env("HIPEMU_LAZY", lazy)
-            .output()
-            .unwrap();
+        let mut child = Command::new(std::env::current_exe().unwrap());
+        child.args(["--ignored", "--exact", "--nocapture", "secondary_stream::lazy_streams"]);
+        let child = run_to_end(child.env("HIPEMU_LAZY", lazy));
         let output = String::from_utf8_lossy(&child.stdout);
         assert!(child.status.success() && output.contains("1 passed"), "{output}");
     }

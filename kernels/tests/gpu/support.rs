@@ -27,6 +27,7 @@ pub(crate) fn devices() -> Vec<Arc<GpuBackend>> {
 }
 
 /// Returns the devices of `devices` with `half` as their 16-bit type.
+#[expect(clippy::disallowed_methods, reason = "the environment selects the GPU under test")]
 pub(crate) fn devices_of(half: HalfDtype) -> Vec<Arc<GpuBackend>> {
     let configs = match std::env::var("HADRON_GPU") {
         Ok(vendor) => vec![real(&vendor)],
@@ -51,6 +52,7 @@ pub(crate) fn emulator(wave: u32) -> GpuConfig {
 /// Returns the configuration of a real GPU: `cuda`, `rocm`, or `cuda-alone`, which is CUDA without a BLAS
 /// library, so that Hadron's kernels compute all GEMMs. `HADRON_GPU_FOLDERS` adds library folders to those of
 /// the loader.
+#[expect(clippy::disallowed_methods, reason = "the environment selects the GPU under test")]
 fn real(vendor: &str) -> GpuConfig {
     let libraries = match vendor {
         "rocm" => GpuLibrarySelection::Rocm,
@@ -89,6 +91,7 @@ impl RandomNumbers {
 
     /// Returns random numbers that differ in every run of the tests, unless `HADRON_SEED` sets the seed.
     /// Within a run, calls with the same `salt` return the same numbers.
+    #[expect(clippy::disallowed_methods, reason = "the environment selects the GPU under test")]
     pub(crate) fn fresh(salt: u64) -> Self {
         static SEED: LazyLock<u64> = LazyLock::new(|| {
             let given = std::env::var("HADRON_SEED").ok().map(|seed| seed.parse().unwrap());

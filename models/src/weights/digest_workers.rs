@@ -184,6 +184,7 @@ impl DigestWorkers {
     }
 
     /// Waits until all parts are hashed and returns the sum of their digests.
+    #[expect(clippy::disallowed_methods, reason = "the threads end with the queue")]
     pub(super) fn finish(mut self) -> WeightsDigest {
         self.close();
         let mut sum = self.shared.run_all();

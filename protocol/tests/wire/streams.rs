@@ -1,5 +1,6 @@
 //! Tests of links over sockets, and of readers of streams that fail or split frames.
 
+use crate::deadlines::BoundedJoin as _;
 use crate::messages::executor_command;
 use proptest::prelude::*;
 use protocol::frame::{FrameError, encode};
@@ -185,7 +186,7 @@ fn writer_keeps_order_and_sends_heartbeats() {
     assert_eq!(inbox.recv(LONG_TIMEOUT), Ok(Some(ExecutorEvent::Heartbeat)));
     assert_eq!(inbox.recv(LONG_TIMEOUT), Ok(Some(ExecutorEvent::Heartbeat)));
     drop(queue);
-    assert_eq!(writer.join().unwrap(), Ok(()));
+    assert_eq!(writer.join_bounded(), Ok(()));
 }
 
 /// Stream whose reads return the given numbers of bytes; for a number of 0, the read returns `WouldBlock`.

@@ -1,6 +1,7 @@
 //! Tests of trace lines.
 
 use super::*;
+use crate::deadlines::BoundedJoin as _;
 use std::io::Read;
 use std::os::fd::AsRawFd;
 
@@ -26,5 +27,5 @@ fn flush_reports_whether_every_line_was_written() {
     let reader = std::thread::spawn(move || disk.read_to_end(&mut Vec::new()));
     assert!(!tracer.flush(Duration::from_mins(1)), "a line was dropped");
     drop((tracer, end));
-    assert!(reader.join().unwrap().unwrap() > rest.len());
+    assert!(reader.join_bounded().unwrap() > rest.len());
 }

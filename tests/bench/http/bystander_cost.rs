@@ -10,6 +10,7 @@
 //! of runs is without, with, with, without, so that other load of the machine affects both kinds equally.
 
 use super::stuck_subscribers::StuckSubscribers;
+use crate::deadlines::BoundedJoin as _;
 use crate::kv_event_replay;
 use crate::small_tokenizer::TokenizerAlphabet;
 use crate::test_server::{ServerSetup, TestServer};
@@ -137,7 +138,7 @@ fn measure(disturbed: bool) -> BackgroundCostResult {
         stuck.assert_missed_batches(source.counters.seq.load(Ordering::Relaxed));
     }
     done.store(true, Ordering::Relaxed);
-    clients.join().unwrap();
+    clients.join_bounded();
     let [scrapes, probes] =
         [scrapes, probes].map(|times| std::mem::take(&mut *times.lock().unwrap()));
     BackgroundCostResult { steps, scrapes, probes }

@@ -8,6 +8,7 @@
 //! batch to the executor, and waiting for its output.
 
 use super::bystander_cost::{median, read, spread, steps};
+use crate::deadlines::BoundedJoin as _;
 use crate::small_tokenizer::TokenizerAlphabet;
 use crate::test_server::{ServerSetup, TestServer};
 use serde_json::{Value, json};
@@ -218,7 +219,7 @@ fn measure(
     let answers_per_s = answered.load(Ordering::Relaxed) as f64 / since.elapsed().as_secs_f64();
     let late = server.app.serving().unwrap().metrics.grammar.masks_overdue.load(Ordering::Relaxed);
     done.store(true, Ordering::Relaxed);
-    clients.join().unwrap();
+    clients.join_bounded();
     let change = (p99 / quiet.unwrap_or(p99) - 1.0) * 100.0;
     let concurrent_load =
         concurrent_load.map_or("none", |concurrent_load| concurrent_load.name.as_str());

@@ -2,6 +2,7 @@
 //! tokens to measure its cost. Measured are the first dry run, which starts the process, and later dry runs.
 //! The vocabulary has a realistic size.
 
+use crate::bounded_child::CHILD_TIMEOUT;
 use crate::test_server::grammar_worker;
 use grammar::{
     GrammarCompilePool, GrammarSpec, GrammarTimings, GrammarVocabulary, JsonWhitespace,
@@ -57,7 +58,7 @@ fn compile(grammars: &GrammarCompilePool, form: GrammarSpec) -> Duration {
     grammars.compile(OutputConstraint::new(form, "test"), move |result| {
         told.send(result.map(drop)).unwrap();
     });
-    compiled.recv().unwrap().unwrap();
+    compiled.recv_timeout(CHILD_TIMEOUT).unwrap().unwrap();
     since.elapsed()
 }
 

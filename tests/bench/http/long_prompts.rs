@@ -8,12 +8,12 @@
 //! then by the same 1 MiB prompt with a suffix. The last prompt is a prefix hit, so its first step already
 //! has the whole context.
 
+use crate::bounded_child::{CHILD_TIMEOUT, ChildPipe, end_child, run_to_end};
 use crate::http_client::{HttpClient, HttpReply, get};
 use crate::rng::SimRng;
 use serde_json::{Value, json};
 use std::fmt::Write as _;
 use std::fs;
-use std::io::{BufRead, BufReader};
 use std::net::SocketAddr;
 use std::process::{Child, Command, Stdio};
 use std::sync::Mutex;
@@ -82,20 +82,21 @@ impl LongPromptServer {
         command.arg("serve").args(args).args(["--port", "0"]).env("RUST_LOG", "warn");
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
         let mut child = command.spawn().unwrap();
-        let mut lines = BufReader::new(child.stderr.take().unwrap()).lines();
+        let log = ChildPipe::start(child.stderr.take().unwrap());
         let mut text = Vec::new();
         let address = loop {
-            let Some(Ok(line)) = lines.next() else { panic!("no ready line: {text:?}") };
+            let line = log.next_line(CHILD_TIMEOUT);
+            let Some(line) = line else { panic!("no ready line: {text:?}") };
             if let Some((_, rest)) = line.split_once(" on http://") {
                 break rest.split(' ').next().unwrap().parse().unwrap();
             }
             text.push(line);
         };
-        // Prints the warnings in the server's log, such as the cause of an executor failure. If the pipe were
-        // not read, the server would block.
-        std::thread::spawn(move || {
-            let lines = lines.map_while(Result::ok).filter(|line| line.contains(" WARN "));
-            lines.for_each(|line| println!("server: {line}"));
+        // Prints the warnings in the server's log, such as the cause of an executor failure.
+        log.for_each(|line| {
+            if line.contains(" WARN ") {
+                print!("server: {line}");
+            }
         });
         Self { child, address }
     }
@@ -116,9 +117,7 @@ impl LongPromptServer {
 
 impl Drop for LongPromptServer {
     fn drop(&mut self) {
-        // The process has exited already if the measurement has failed.
-        let _ = self.child.kill();
-        let _ = self.child.wait();
+        end_child(&mut self.child);
     }
 }
 
@@ -137,7 +136,7 @@ fn model() -> tempfile::TempDir {
     fs::write(&path, config.to_string()).unwrap();
     let mut hadron = Command::new(env!("CARGO_BIN_EXE_hadron"));
     let made = hadron.arg("synth").args([&path, &folder.path().join("model")]);
-    let made = made.args(["--dtype", "float32"]).output().unwrap();
+    let made = run_to_end(made.args(["--dtype", "float32"]));
     assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
     folder
 }
@@ -192,8 +191,8 @@ impl LongPromptCounts {
 }
 
 fn connect(address: SocketAddr) -> HttpClient {
-    let client = HttpClient::connect(address);
-    client.reader.get_ref().set_read_timeout(Some(ANSWER_TIMEOUT)).unwrap();
+    let mut client = HttpClient::connect(address);
+    client.set_read_timeout(ANSWER_TIMEOUT);
     client
 }
 

@@ -4,6 +4,7 @@
 //! The client is a separate process: one process may not have enough file descriptors for the server's and
 //! the client's sockets, and the memory of the client must not be measured.
 
+use crate::bounded_child::{CHILD_TIMEOUT, finish_within};
 use crate::hash_model::KvSlotAccess;
 use crate::small_tokenizer::TokenizerAlphabet;
 use crate::test_server::{BLOCK_TOKENS, ServerSetup, TestServer};
@@ -90,7 +91,7 @@ fn ten_thousand_streams() {
         std::thread::sleep(Duration::from_millis(100));
     }
     let seconds = start.elapsed().as_secs_f64();
-    let output = client.wait_with_output().unwrap();
+    let output = finish_within(client, CHILD_TIMEOUT, "the client");
     let text = String::from_utf8_lossy(&output.stdout);
     assert!(output.status.success(), "{text}");
     let told = text.lines().find_map(|line| line.split_once("COUNTS "));

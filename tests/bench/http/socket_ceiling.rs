@@ -2,6 +2,7 @@
 //! without HTTP, text processing or scheduling: an upper bound for the throughput of the server.
 
 use super::client::{self, StreamCounts};
+use crate::deadlines::BoundedJoin as _;
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener};
 
@@ -35,6 +36,6 @@ pub(super) fn run(
         }
     });
     let counts = client::run(address, "go", streams);
-    server.join().unwrap();
+    server.join_bounded();
     counts
 }

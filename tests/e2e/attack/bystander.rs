@@ -69,7 +69,7 @@ impl RecordedExchanges {
         let mut known = requests();
         for request in &mut known {
             let mut client = HttpClient::connect(at);
-            client.reader.get_ref().set_read_timeout(Some(FIRST_ANSWER_TIMEOUT)).unwrap();
+            client.set_read_timeout(FIRST_ANSWER_TIMEOUT);
             client.send_raw(&request.request()).unwrap();
             let reply = client.read().expect("a reply");
             assert_eq!(reply.status, 200, "{}", String::from_utf8_lossy(&reply.body));

@@ -56,7 +56,7 @@ pub(super) fn half_open(target: &AttackTarget, rng: &mut SimRng) {
         let how = rng.pick(&[Shutdown::Write, Shutdown::Read, Shutdown::Both]);
         if rng.chance_per_mille(700) {
             // This may fail if the connection is closed already.
-            let _ = client.reader.get_mut().shutdown(how);
+            let _ = client.socket().shutdown(how);
         }
         clients.push(client);
     }
@@ -71,7 +71,7 @@ pub(super) fn half_closed(target: &AttackTarget, rng: &mut SimRng) {
         let Some(mut client) = target.connect() else { return };
         let sent = client.send_raw(&exchange.request());
         std::thread::sleep(Duration::from_millis(rng.below(3) * rng.below(100)));
-        let closed = client.reader.get_mut().shutdown(Shutdown::Write);
+        let closed = client.socket().shutdown(Shutdown::Write);
         // The server sends interim replies, whose status is 100, to detect disconnected clients.
         let reply = std::iter::repeat_with(|| client.read())
             .find(|reply| reply.as_ref().is_none_or(|reply| reply.status != 100));

@@ -1,6 +1,7 @@
 //! Attacks by KV-event subscribers that send long topics, many topics, or endless frames.
 
 use super::target::{AttackTarget, REPLY_TIMEOUT};
+use crate::http_client::connect_within;
 use crate::rng::SimRng;
 use std::io::Write as _;
 use std::net::{SocketAddr, TcpStream};
@@ -32,7 +33,7 @@ fn ready(kind: &str) -> Vec<u8> {
 
 /// A connection on which the ZMTP greeting and READY command of a peer have been sent.
 fn peer(at: SocketAddr, kind: &str) -> Option<TcpStream> {
-    let mut stream = TcpStream::connect_timeout(&at, REPLY_TIMEOUT).ok()?;
+    let mut stream = connect_within(at, REPLY_TIMEOUT).ok()?;
     stream.set_write_timeout(Some(Duration::from_secs(1))).ok()?;
     stream.write_all(&[greeting(), ready(kind)].concat()).ok()?;
     Some(stream)

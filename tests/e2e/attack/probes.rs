@@ -1,9 +1,7 @@
 //! Health probes during attacks: a server that serves must report that it is ready.
 
 use super::target::{AttackTarget, REPLY_TIMEOUT};
-use crate::http_client::HttpClient;
-use std::io::BufReader;
-use std::net::TcpStream;
+use crate::http_client::{HttpClient, connect_within};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
@@ -66,9 +64,7 @@ impl HealthProbeChecker {
 }
 
 fn status_of(target: &AttackTarget, path: &str) -> Option<u16> {
-    let stream = TcpStream::connect_timeout(&target.address, REPLY_TIMEOUT).ok()?;
-    stream.set_read_timeout(Some(REPLY_TIMEOUT)).ok()?;
-    let mut client = HttpClient { reader: BufReader::new(stream) };
+    let mut client = HttpClient::of(connect_within(target.address, REPLY_TIMEOUT).ok()?);
     let request = format!("GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n");
     client.send_raw(request.as_bytes()).ok()?;
     Some(client.read()?.status)

@@ -4,9 +4,9 @@ use super::bystander::RecordedExchanges;
 use super::model_folder::ServedModelFolder;
 use crate::http::executor_process::children_as;
 use crate::http::server_process::ServerProcess;
-use crate::http_client::{HttpClient, HttpReply, get};
+use crate::http_client::{HttpClient, HttpReply, connect_within, get};
 use std::collections::BTreeMap;
-use std::net::{SocketAddr, TcpStream};
+use std::net::SocketAddr;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -93,14 +93,8 @@ impl AttackTarget {
 
     /// Opens a connection; if the server does not accept it, records a violation and returns `None`.
     pub(super) fn connect(&self) -> Option<HttpClient> {
-        let connected = TcpStream::connect_timeout(&self.address, REPLY_TIMEOUT);
-        match connected {
-            Ok(stream) => {
-                stream.set_nodelay(true).unwrap();
-                stream.set_read_timeout(Some(REPLY_TIMEOUT)).unwrap();
-                stream.set_write_timeout(Some(REPLY_TIMEOUT)).unwrap();
-                Some(HttpClient { reader: std::io::BufReader::new(stream) })
-            }
+        match connect_within(self.address, REPLY_TIMEOUT) {
+            Ok(stream) => Some(HttpClient::of(stream)),
             Err(error) => {
                 self.add_violation(format!("no connection: {error}"));
                 // If the server has exited, the pause limits the number of attempts.

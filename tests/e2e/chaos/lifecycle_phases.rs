@@ -2,10 +2,10 @@
 //! ready yet, while idle, in a prefill, in a decode step, and in the drain.
 
 use super::{EXECUTOR_PROCESS_FLAGS, body, text_of};
-use crate::child_watchdog::{CHILD_TIMEOUT, ChildWatchdog};
+use crate::bounded_child::{CHILD_TIMEOUT, finish_within};
+use crate::deadlines::BoundedJoin as _;
 use crate::http::executor_process::{children_as, executor, finish, send, stream_of, wait_until};
 use crate::http::server_process::{ServerProcess, command};
-use std::io::Read;
 use std::time::Duration;
 
 const TIMEOUT: Duration = Duration::from_mins(1);
@@ -41,7 +41,7 @@ fn executor_signalled(signal: &str, phase: &str) {
             let asked = std::thread::spawn(move || text_of(at, &other));
             std::thread::sleep(Duration::from_millis(15));
             send(former, signal);
-            assert_eq!(asked.join().unwrap(), expected, "{signal} in a prefill");
+            assert_eq!(asked.join_bounded(), expected, "{signal} in a prefill");
         }
         "decode" | "drain" => {
             let stream = stream_of(at, &body(3, 400, true));
@@ -88,16 +88,14 @@ fn executor_stopped_in_any_phase_only_delays_requests() {
 
 /// The error that a server logs if its first executor gets `signal` before it is ready.
 fn startup_error(signal: &str) -> String {
-    let mut child =
+    let child =
         command(&[EXECUTOR_PROCESS_FLAGS, START_UP, &["--port", "0"]].concat()).spawn().unwrap();
     let found = || children_as("executor", child.id()).first().copied();
     wait_until(TIMEOUT, "an executor", || found().is_some());
     send(found().unwrap(), signal);
-    let mut text = String::new();
-    let watchdog = ChildWatchdog::start(child.id(), CHILD_TIMEOUT);
-    child.stderr.take().unwrap().read_to_string(&mut text).unwrap();
-    assert!(!watchdog.stop(), "it ends by itself: {text}");
-    assert_eq!(child.wait().unwrap().code(), Some(1), "{text}");
+    let output = finish_within(child, CHILD_TIMEOUT, "a server whose executor fails to start");
+    let text = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(1), "{text}");
     text
 }
 

@@ -2,6 +2,7 @@
 //! corrupted, and connections are reset or half-closed.
 
 use super::body;
+use crate::deadlines::BoundedJoin as _;
 use crate::fault_proxy::{FaultProxy, LinkFault};
 use crate::http::nodes::{ClusterAddress, NodeProcess, complete_on_replica};
 use crate::http_client::{HttpClient, get, post};
@@ -49,7 +50,7 @@ fn streams_through(fault: LinkFault) {
         std::thread::sleep(Duration::from_secs(1));
         proxy.set(LinkFault::Reset);
     }
-    let text = reader.join().unwrap();
+    let text = reader.join_bounded();
     assert!(proxy.affected() > 0, "{fault:?}");
     if matches!(fault, LinkFault::Delay(_)) {
         assert!(text.ends_with("data: [DONE]\n\n"), "{text}");

@@ -4,7 +4,7 @@
 //! These tests are run manually on the GPU that `HADRON_GPU` names: `cuda`, or `emulated=PATH` with the path
 //! of an emulator's library, with which all tests but the last one can run.
 
-use crate::child_watchdog::run_to_end;
+use crate::bounded_child::run_to_end;
 use crate::http::executor_process::{
     complete_text, executor, finish, is_ready, stream, wait_until,
 };
@@ -48,7 +48,8 @@ impl FaultyDriver {
         // linked after it.
         let behind = Path::new(&real).parent().unwrap().display().to_string();
         compiler.arg("-Wl,--no-as-needed").arg(&real).arg(format!("-Wl,-rpath,{behind}"));
-        assert!(compiler.status().unwrap().success());
+        let compiled = run_to_end(&mut compiler);
+        assert!(compiled.status.success(), "{}", String::from_utf8_lossy(&compiled.stderr));
         let mut libraries = vec![at.clone()];
         if device == "cuda" {
             // The emulator's library also contains the emulated NVRTC and cuBLASLt; for CUDA, the real ones
@@ -87,7 +88,7 @@ impl FaultyDriver {
 
 /// Path of the first library in `names` that the dynamic loader finds, or the last name if it finds none.
 fn library(names: &[&str]) -> String {
-    let output = Command::new("sh").args(["-c", "ldconfig -p"]).output().unwrap();
+    let output = run_to_end(Command::new("sh").args(["-c", "ldconfig -p"]));
     let text = String::from_utf8(output.stdout).unwrap();
     let path = |name: &&str| {
         let line = text.lines().find(|line| line.trim().starts_with(&format!("{name} ")))?;
@@ -171,7 +172,7 @@ fn out_of_memory_at_graph_capture_falls_back_to_eager() {
 /// GPU memory in use in MiB, as `nvidia-smi` reports it.
 fn memory_in_use() -> u64 {
     let query = ["--query-gpu=memory.used", "--format=csv,noheader,nounits", "--id=0"];
-    let output = Command::new("nvidia-smi").args(query).output().unwrap();
+    let output = run_to_end(Command::new("nvidia-smi").args(query));
     String::from_utf8(output.stdout).unwrap().trim().parse().unwrap()
 }
 

@@ -1,7 +1,9 @@
 //! External prober that requests all probes repeatedly.
 
+use crate::deadlines::{THREAD_TIMEOUT, wait_until};
+use crate::http_client::connect_within;
 use std::io::{Read, Write};
-use std::net::{SocketAddr, TcpStream};
+use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
@@ -56,15 +58,15 @@ impl Drop for HealthProber {
     fn drop(&mut self) {
         self.stopped.store(true, Ordering::Relaxed);
         if let Some(thread) = self.thread.take() {
-            let _ = thread.join(); // If the thread panicked, its message has been printed already.
+            // If the thread panicked, its message has been printed already.
+            wait_until(THREAD_TIMEOUT, "the end of the prober", || thread.is_finished());
         }
     }
 }
 
 /// HTTP status of one probe; `None` if there is no reply.
 fn probe(at: SocketAddr, path: &str) -> Option<u16> {
-    let mut stream = TcpStream::connect_timeout(&at, PROBE_TIMEOUT).ok()?;
-    stream.set_read_timeout(Some(PROBE_TIMEOUT)).ok()?;
+    let mut stream = connect_within(at, PROBE_TIMEOUT).ok()?;
     write!(stream, "GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").ok()?;
     let mut head = [0; 12];
     stream.read_exact(&mut head).ok()?;

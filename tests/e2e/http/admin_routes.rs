@@ -1,7 +1,8 @@
 //! Admin routes: clearing the prefix cache, aborting requests, tracing requests; and JSON logs.
 
 use super::server_process::{ServerProcess, command};
-use crate::child_watchdog::{CHILD_TIMEOUT, ChildWatchdog, run_to_end};
+use crate::bounded_child::{CHILD_TIMEOUT, ChildPipe, run_to_end, send_signal, wait_within};
+use crate::deadlines::BoundedJoin;
 use crate::http_client::{HttpClient, HttpReply, get, post};
 use crate::test_server::{ServerSetup, TestServer};
 use serde_json::{Value, json};
@@ -98,7 +99,7 @@ fn restarted_request_has_the_same_output() {
         }
     });
     assert_eq!(post(at, "/v1/completions", &body).json()["choices"], baseline);
-    resets.join().unwrap();
+    resets.join_bounded();
     server.wait_idle(Duration::from_secs(2));
 }
 
@@ -131,7 +132,7 @@ fn requests_are_aborted_by_id() {
         json!({"aborted": 2})
     );
     assert!(rest(&mut streams[4]).contains("\"finish_reason\":\"abort\""));
-    let reply = waits.join().unwrap();
+    let reply = waits.join_bounded();
     assert_eq!(
         (reply.status, &reply.json()["choices"][0]["finish_reason"]),
         (200, &json!("abort"))
@@ -173,7 +174,7 @@ fn priority_decides_admission_order() {
         .collect();
     post_admin(at, "/abort_request", &json!({"request_id": "first"}));
     rest(&mut first);
-    let mut ends: Vec<_> = waiting.into_iter().map(|waits| waits.join().unwrap()).collect();
+    let mut ends: Vec<_> = waiting.into_iter().map(BoundedJoin::join_bounded).collect();
     ends.sort_unstable();
     assert_eq!(ends.iter().map(|end| end.1).collect::<Vec<_>>(), ["urgent", "middle", "late"]);
 }
@@ -255,13 +256,13 @@ fn leave_at_once(at: SocketAddr, number: u64) {
 }
 
 /// Completes one request, disconnects from many more, then shuts the server down with SIGTERM.
-fn abandon_then_stop(at: SocketAddr, pid: &str) {
+fn abandon_then_stop(at: SocketAddr, pid: u32) {
     let body = json!({"prompt": "a", "max_tokens": 3, "ignore_eos": true});
     assert_eq!(post(at, "/v1/completions", &body).status, 200);
     leave(at, "X-Request-Id: by-header\r\n", "by-body");
     leave(at, "", "by-body");
     (0..EARLY_DISCONNECTS).for_each(|number| leave_at_once(at, number));
-    assert!(std::process::Command::new("kill").arg(pid).status().unwrap().success());
+    assert!(send_signal(pid, "-TERM"), "the server has exited");
 }
 
 #[test]
@@ -272,13 +273,11 @@ fn json_log_has_only_json_lines() {
     let mut child = command(&args);
     child.args(["--trace-requests", trace.to_str().unwrap()]).env("RUST_LOG", "info,hadron=debug");
     let mut child = child.stdout(Stdio::null()).spawn().unwrap();
-    let watchdog = ChildWatchdog::start(child.id(), CHILD_TIMEOUT);
-    let log = child.stderr.take().unwrap();
+    let log = ChildPipe::start(child.stderr.take().unwrap());
     let mut clients = None;
     let mut executors = 0;
     let mut left = Vec::new();
-    for line in std::io::BufRead::lines(std::io::BufReader::new(log)) {
-        let line = line.unwrap();
+    while let Some(line) = log.next_line(CHILD_TIMEOUT) {
         let event: Value = serde_json::from_str(&line).unwrap_or_else(|e| panic!("{e}: {line}"));
         executors += usize::from(event["executor_rank"] == 0);
         left.extend((event["status"] == 499).then(|| event["span"]["id"].clone()));
@@ -286,14 +285,13 @@ fn json_log_has_only_json_lines() {
             let at: SocketAddr = event["address"].as_str().unwrap().parse().unwrap();
             // The requests are sent from another thread, because the log must be read meanwhile: a full pipe
             // loses lines.
-            let pid = child.id().to_string();
-            clients = Some(std::thread::spawn(move || abandon_then_stop(at, &pid)));
+            let pid = child.id();
+            clients = Some(std::thread::spawn(move || abandon_then_stop(at, pid)));
         }
     }
-    assert!(!watchdog.stop(), "it ends by itself");
-    clients.expect("a line with the message `ready`").join().unwrap();
+    clients.expect("a line with the message `ready`").join_bounded();
     assert!(executors > 0, "the executor's lines name it");
-    assert_eq!(child.wait().unwrap().code(), Some(0));
+    assert_eq!(wait_within(&mut child, CHILD_TIMEOUT).code(), Some(0));
     assert_eq!(left[..2], ["by-header", "by-body"], "lines about a request name it");
     assert!(left.len() as u64 > EARLY_DISCONNECTS / 3, "only {} were submitted", left.len());
     let is_gone = |line: &&Value| line["finish_reasons"][0] == "client_gone";

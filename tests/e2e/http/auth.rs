@@ -1,7 +1,7 @@
 //! Access control: client and admin keys, the admin listener, and cross-origin browsers.
 
 use super::server_process::{ServerProcess, command};
-use crate::child_watchdog::run_to_end;
+use crate::bounded_child::run_to_end;
 use crate::http_client::{HttpClient, HttpReply, get, post};
 use crate::test_server::{ServerSetup, TestServer};
 use serde_json::{Value, json};

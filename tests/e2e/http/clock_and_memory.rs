@@ -4,7 +4,7 @@ use super::executor_process::{
     children_as, complete_text, executor, finish, is_ready, is_zombie, stream, wait_until,
 };
 use super::server_process::{ServerProcess, command};
-use crate::child_watchdog::run_to_end;
+use crate::bounded_child::run_to_end;
 use crate::http_client::{HttpClient, get, post};
 use crate::test_server::{ServerSetup, TestServer};
 use rustix::process::{Pid, Resource, Rlimit, prlimit};

@@ -2,12 +2,14 @@
 //! replaced.
 
 use super::server_process::{ServerProcess, command};
-use crate::child_watchdog::run_to_end;
+use crate::bounded_child::{run_to_end, send_signal};
+use crate::deadlines::BoundedJoin as _;
+pub(crate) use crate::deadlines::wait_until;
 use crate::http_client::{HttpClient, get, post};
 use serde_json::{Value, json};
 use std::fs;
 use std::net::SocketAddr;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 const EXECUTOR_PROCESS_FLAGS: &[&str] =
     &["--executor", "process", "--threads", "1", "--dtype", "float32"];
@@ -44,17 +46,7 @@ pub(crate) fn executor(process: &ServerProcess) -> u32 {
 }
 
 pub(crate) fn send(pid: u32, signal: &str) {
-    let sent = std::process::Command::new("kill").args([signal, &pid.to_string()]).status();
-    assert!(sent.unwrap().success());
-}
-
-pub(crate) fn wait_until(limit: Duration, what: &str, mut done: impl FnMut() -> bool) -> Duration {
-    let start = Instant::now();
-    while !done() {
-        assert!(start.elapsed() < limit, "{what}: not within {limit:?}");
-        std::thread::sleep(Duration::from_millis(2));
-    }
-    start.elapsed()
+    assert!(send_signal(pid, signal), "process {pid} does not exist");
 }
 
 pub(crate) fn is_ready(address: SocketAddr) -> bool {
@@ -213,7 +205,7 @@ fn thinking_budget_survives_executor_restart() {
     let again = std::thread::spawn(ask);
     wait_until(Duration::from_secs(20), "a token", || generated(at) > 600);
     send(executor(&process), "-KILL");
-    assert_eq!(again.join().unwrap(), expected);
+    assert_eq!(again.join_bounded(), expected);
 }
 
 /// Total number of tokens that the server has generated, from its metrics.
@@ -252,7 +244,7 @@ fn hung_executor_is_restarted() {
     send(former, "-STOP");
     let stream = std::thread::spawn(move || complete_text(at, 20));
     wait_until(Duration::from_secs(12), "the failure", || !is_ready(at));
-    assert_eq!(stream.join().unwrap(), short);
+    assert_eq!(stream.join_bounded(), short);
     assert_ne!(executor(&process), former);
 }
 

@@ -4,6 +4,7 @@
 use super::executor_process::{complete_text_of, finish, send, stream_of, wait_until};
 use super::grammar_worker::stop;
 use super::parallel_ranks::{metric, ranks, start, with_experts};
+use crate::deadlines::BoundedJoin as _;
 use crate::http_client::{HttpClient, get, post};
 use crate::kv_event_replay;
 use metrics::kv_events::{ExternalBlockHash, SubscriberBlocks, decode};
@@ -85,7 +86,7 @@ fn expert_parallel_replicas_match_one_and_stay_lockstep() {
         };
         let asked: Vec<_> = (0..4).map(ask).collect();
         for (which, reply) in asked.into_iter().enumerate() {
-            assert_eq!(reply.join().unwrap(), expected[which], "{flags:?}, request {which}");
+            assert_eq!(reply.join_bounded(), expected[which], "{flags:?}, request {which}");
         }
     }
 }
@@ -180,7 +181,7 @@ fn replica_kv_event_replay_survives_group_failure() {
         let ask =
             |which: u32| thread::spawn(move || ids(at, on(which as u16 % 2, body(which, 60))));
         for asked in whiches.map(ask).collect::<Vec<_>>() {
-            asked.join().unwrap();
+            asked.join_bounded();
         }
     };
     ask_all(0..4);

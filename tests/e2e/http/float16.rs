@@ -2,7 +2,7 @@
 //! ranks, and rejected if the KV cache has another 16-bit type.
 
 use super::server_process::{ServerProcess, command};
-use crate::child_watchdog::run_to_end;
+use crate::bounded_child::run_to_end;
 use crate::http_client::{get, post};
 use serde_json::{Value, json};
 use std::fs;

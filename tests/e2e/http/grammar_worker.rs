@@ -3,6 +3,7 @@
 
 use super::executor_process::{children_as, send, wait_until};
 use super::server_process::ServerProcess;
+use crate::deadlines::BoundedJoin as _;
 use crate::http_client::{HttpReply, get, post};
 use crate::test_server::{SECRET_VARIABLE, ServerSetup, TestServer};
 use grammar::serve_dry_runs;
@@ -91,7 +92,7 @@ fn server_with_workers() -> (ServerProcess, Vec<u32>) {
         number += 2;
         let other = complete_in_background(server.address, number);
         assert_eq!(complete_with_grammar(server.address, number + 1).status, 200);
-        assert_eq!(other.join().unwrap().0.status, 200);
+        assert_eq!(other.join_bounded().0.status, 200);
         worker_pids(server.id()).len() == COMPILE_THREADS
     });
     let workers = worker_pids(server.id());
@@ -105,7 +106,7 @@ fn slow_grammar_worker_is_killed_and_replaced() {
         // Stopped workers get no processor time. The grammar is not at fault, so the rejection reports an
         // overload.
         stop(&trials_now);
-        let (reply, took) = complete_in_background(server.address, attack).join().unwrap();
+        let (reply, took) = complete_in_background(server.address, attack).join_bounded();
         let (status, reason, message) = rejection(&reply);
         assert_eq!((status, reason.as_str()), (429, Some("grammars_overloaded")), "{message}");
         assert!(
@@ -152,7 +153,7 @@ fn endless_grammars_leave_no_running_process() {
     };
     let attacks = (0..6).map(|number| thread::spawn(move || post(address, PATH, &endless(number))));
     for attack in attacks.collect::<Vec<_>>() {
-        let (status, reason, message) = rejection(&attack.join().unwrap());
+        let (status, reason, message) = rejection(&attack.join_bounded());
         let told = (status, reason.as_str().unwrap());
         let starved =
             told == (429, "grammars_overloaded") && message.contains("the machine is overloaded");
@@ -175,7 +176,7 @@ fn grammar_worker_exit_loses_no_grammar() {
     thread::sleep(Duration::from_millis(100));
     send_all(&trials_now, "-KILL");
     for asked in asked {
-        let reply = asked.join().unwrap().0;
+        let reply = asked.join_bounded().0;
         assert_eq!(reply.status, 200, "{}", reply.json());
     }
     // If an idle worker exits, no grammar is lost, whether or not the server has detected the exit.

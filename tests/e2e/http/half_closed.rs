@@ -2,10 +2,11 @@
 //! close their sending half wait for the reply.
 
 use crate::http_client::HttpClient;
+use crate::http_client::connect_within;
 use crate::test_server::{ServerSetup, TestServer};
 use serde_json::{Value, json};
 use std::io::{Read, Write};
-use std::net::{Shutdown, SocketAddr, TcpStream};
+use std::net::{Shutdown, SocketAddr};
 use std::time::{Duration, Instant};
 
 const STEP: Duration = Duration::from_millis(10);
@@ -41,8 +42,7 @@ fn half_closed(at: SocketAddr, bytes: &str, pause: Duration) -> String {
 }
 
 fn exchange(at: SocketAddr, bytes: &str, pause: Duration) -> String {
-    let mut stream = TcpStream::connect(at).unwrap();
-    stream.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
+    let mut stream = connect_within(at, Duration::from_secs(30)).unwrap();
     stream.write_all(bytes.as_bytes()).unwrap();
     std::thread::sleep(pause);
     stream.shutdown(Shutdown::Write).unwrap();

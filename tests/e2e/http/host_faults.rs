@@ -5,7 +5,9 @@ use super::executor_process::{
     children_as, complete_text, executor, is_ready, is_zombie, send, wait_until,
 };
 use super::server_process::{ServerProcess, command};
-use crate::child_watchdog::run_to_end;
+use crate::bounded_child::{end_child, run_to_end, wait_within};
+use crate::deadlines::BoundedJoin as _;
+use crate::http_client::connect_within;
 use crate::http_client::{HttpClient, get, post};
 use crate::test_server::{ServerSetup, TestServer};
 use axum::routing::get as on_get;
@@ -43,7 +45,7 @@ impl FixedPortServer {
         let port = at.port().to_string();
         let mut command = command(&[EXECUTOR_PROCESS_FLAGS, &["--port", &port], more].concat());
         let child = command.env("RUST_LOG", "debug").stderr(log).spawn().unwrap();
-        wait_until(TIMEOUT, "the start", || TcpStream::connect(at).is_ok() && is_ready(at));
+        wait_until(TIMEOUT, "the start", || connect_within(at, TIMEOUT).is_ok() && is_ready(at));
         Self { child, at }
     }
 
@@ -60,16 +62,13 @@ impl FixedPortServer {
         });
         assert_eq!(complete_text(self.at, 20), first);
         send(self.child.id(), "-TERM");
-        let ended = || self.child.try_wait().unwrap().is_some();
-        wait_until(TIMEOUT, "the end", ended);
-        assert_eq!(self.child.wait().unwrap().code(), Some(0));
+        assert_eq!(wait_within(&mut self.child, TIMEOUT).code(), Some(0));
     }
 }
 
 impl Drop for FixedPortServer {
     fn drop(&mut self) {
-        let _ = self.child.kill(); // The process has exited already unless the test has failed.
-        let _ = self.child.wait();
+        end_child(&mut self.child);
     }
 }
 
@@ -107,7 +106,7 @@ fn blocked_log_pipe_delays_nothing_and_counts_drops() {
         String::from_utf8_lossy(&text).into_owned()
     });
     server.assert_full_lifecycle();
-    let text = log.join().unwrap();
+    let text = log.join_bounded();
     let told =
         text.lines().find(|line| line.contains("log lines were dropped")).unwrap_or_else(|| {
             panic!("{}", text.trim_start_matches('.'));
@@ -127,7 +126,7 @@ fn paused_server_does_not_fail_its_executors() {
     // The pause is longer than the heartbeat timeout of an executor.
     std::thread::sleep(Duration::from_secs(8));
     process.signal("CONT");
-    assert!(!waiting.join().unwrap().is_empty());
+    assert!(!waiting.join_bounded().is_empty());
     assert_eq!(complete_text(at, 20), first);
     // Heartbeat checks after the pause do not declare the executors failed either.
     std::thread::sleep(Duration::from_millis(2_500));
@@ -218,7 +217,7 @@ fn probes_answer_when_descriptors_run_out() {
     };
     let process = start();
     let at = process.address;
-    let crowd: Vec<TcpStream> = (0..400).map(|_| TcpStream::connect(at).unwrap()).collect();
+    let crowd: Vec<TcpStream> = (0..400).map(|_| connect_within(at, TIMEOUT).unwrap()).collect();
     let asked = Instant::now();
     assert_eq!(get(at, "/livez").status, 200);
     assert!(asked.elapsed() < Duration::from_secs(20), "{:?}", asked.elapsed());
@@ -239,7 +238,8 @@ fn accept_failures_are_rate_limited_in_the_log() {
     // lowered here.
     let few = Rlimit { current: Some(open + 3), ..getrlimit(Resource::Nofile) };
     prlimit(pid, Resource::Nofile, few).unwrap();
-    let _crowd: Vec<_> = (0..20).map(|_| TcpStream::connect(process.address).unwrap()).collect();
+    let _crowd: Vec<_> =
+        (0..20).map(|_| connect_within(process.address, TIMEOUT).unwrap()).collect();
     std::thread::sleep(Duration::from_secs(2));
     process.signal("KILL");
     process.exits_within(TIMEOUT);

@@ -2,6 +2,8 @@
 //! get every batch.
 
 use super::server_process::ServerProcess;
+use crate::deadlines::BoundedJoin;
+use crate::http_client::connect_within;
 use crate::http_client::{get, post};
 use crate::kv_event_replay;
 use serde_json::{Value, json};
@@ -123,8 +125,7 @@ impl AttackedPublisher {
 
 /// A connection on which the ZMTP handshake is complete.
 fn peer(at: SocketAddr, ready: &[u8]) -> TcpStream {
-    let mut stream = TcpStream::connect(at).unwrap();
-    stream.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+    let mut stream = connect_within(at, Duration::from_secs(10)).unwrap();
     stream.set_write_timeout(Some(Duration::from_millis(200))).unwrap();
     stream.write_all(&GREETING).unwrap();
     stream.write_all(ready).unwrap();
@@ -170,7 +171,7 @@ fn crowd(
             })
         })
         .collect();
-    let ended = threads.into_iter().map(|thread| thread.join().unwrap());
+    let ended = threads.into_iter().map(BoundedJoin::join_bounded);
     let (streams, bytes): (Vec<_>, Vec<_>) = ended.unzip();
     (streams, bytes.into_iter().sum())
 }
@@ -213,7 +214,8 @@ fn hostile_kv_event_peers_use_no_memory() {
 
     // Attack: many connections that send only a part of the ZMTP greeting.
     for at in [publish, replay] {
-        let mut held: Vec<_> = (0..600).map(|_| TcpStream::connect(at).unwrap()).collect();
+        let mut held: Vec<_> =
+            (0..600).map(|_| connect_within(at, Duration::from_secs(10)).unwrap()).collect();
         for stream in &mut held {
             let _ = stream.write(&GREETING[..20]); // The server closes connections if there are too many.
         }

@@ -3,7 +3,8 @@
 
 use super::executor_process::{executor, send};
 use super::server_process::ServerProcess;
-use crate::child_watchdog::run_to_end;
+use crate::bounded_child::run_to_end;
+use crate::deadlines::BoundedJoin as _;
 use crate::http_client::{HttpClient, get, post};
 use crate::kv_event_replay::{self, config, sequence_number};
 use crate::test_server::{ServerSetup, TestServer};
@@ -135,7 +136,7 @@ impl KvEventTestSubscriber {
 
 /// Block hashes in the engine's prefix index.
 fn index(server: &TestServer) -> BTreeSet<String> {
-    let resident = server.client().cached_blocks().blocking_recv().unwrap();
+    let resident = server.engine_reply(server.client().cached_blocks());
     resident[0].hashes[0].iter().map(|hash| format!("{:016x}", hash.0)).collect()
 }
 
@@ -168,7 +169,7 @@ fn subscriber_blocks_equal_the_prefix_index() {
                     std::thread::spawn(move || complete(at, number * 10 + i))
                 });
                 for thread in threads.collect::<Vec<_>>() {
-                    thread.join().unwrap();
+                    thread.join_bounded();
                 }
             } else {
                 complete(server.address, number);
@@ -183,7 +184,7 @@ fn subscriber_blocks_equal_the_prefix_index() {
             assert!(resting.len() <= blocks as usize);
         }
         assert_eq!(source(server.address)["dropped"], 0);
-        assert!(server.client().reset_prefix_cache(false).blocking_recv().unwrap());
+        assert!(server.engine_reply(server.client().reset_prefix_cache(false)));
         let start = Instant::now();
         while !subscriber.blocks.is_empty() {
             assert!(start.elapsed() < WAIT, "the reset was not announced");

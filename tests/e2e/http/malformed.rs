@@ -2,13 +2,14 @@
 //! requested number (`just malformed COUNT`). No request may cause a 5xx status, a crash or a hang, and
 //! memory must not grow, while valid requests are served.
 
-use crate::child_watchdog::run_within;
+use crate::bounded_child::run_within;
+use crate::http_client::connect_within;
 use crate::http_client::{HttpClient, post};
 use crate::seed_cursor::first_seed;
 use crate::test_server::{ServerSetup, TestServer};
 use serde_json::json;
 use std::io::{Read, Write};
-use std::net::{Shutdown, SocketAddr, TcpStream};
+use std::net::{Shutdown, SocketAddr};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
@@ -177,9 +178,7 @@ pub(crate) fn exchange(
     read_timeout: Duration,
     counts: &mut [u64; 6],
 ) {
-    let mut stream = TcpStream::connect(address).unwrap();
-    stream.set_nodelay(true).unwrap();
-    stream.set_read_timeout(Some(read_timeout)).unwrap();
+    let mut stream = connect_within(address, read_timeout).unwrap();
     let mut reader = stream.try_clone().unwrap();
     let reading = std::thread::scope(|scope| {
         let reading = scope.spawn(move || {

@@ -32,12 +32,12 @@ pub(super) const OPENAI_BODIES: [fn() -> Vec<CostlyBody>; 5] =
 /// A request body that needs much memory on a route.
 #[derive(Debug, Clone)]
 pub(super) struct CostlyBody {
-    name: &'static str,
+    pub(super) name: &'static str,
     /// Path of the route as in its table; `{id}` becomes the id of a new conversation.
     pub(super) path: &'static str,
     body: Value,
     /// Maximum memory of one request in bytes per byte of the body.
-    factor: u64,
+    pub(super) factor: u64,
     statuses: &'static [u16],
     /// Server flags for this body, in addition to the flags for all bodies.
     flags: &'static [&'static str],
@@ -205,7 +205,7 @@ pub(super) fn status_bytes(pid: u32, name: &str) -> u64 {
 
 fn send_body(process: &ServerProcess, path: &str, body: &str) -> HttpReply {
     let mut client = HttpClient::connect(process.address);
-    client.reader.get_ref().set_read_timeout(Some(TIMEOUT)).unwrap();
+    client.set_read_timeout(TIMEOUT);
     let headers =
         format!("Content-Type: application/json\r\nAuthorization: Bearer {ADMIN_KEY}\r\n");
     client.send("POST", path, &headers, body.as_bytes());

@@ -1,5 +1,6 @@
 //! Values of `/metrics`, `/load` and `/v1/loads` after known requests.
 
+use crate::deadlines::wait_until;
 use crate::http_client::{HttpClient, get, post};
 use crate::test_server::{BLOCK_TOKENS, ServerSetup, TestServer};
 use engine::AdmissionLimits;
@@ -228,13 +229,11 @@ fn loads_route_reports_running_requests() {
     let mut client = HttpClient::connect(server.address);
     client.send("POST", "/v1/completions", "", body.to_string().as_bytes());
     assert_eq!(client.read_head().unwrap().status, 200);
-    let loads = loop {
-        let loads = get(server.address, "/v1/loads?include=steps").json();
-        if loads["loads"][0]["gen_throughput"].as_f64() > Some(0.0) {
-            break loads;
-        }
-        std::thread::sleep(Duration::from_millis(50));
-    };
+    let mut loads = Value::Null;
+    wait_until(Duration::from_mins(1), "a throughput", || {
+        loads = get(server.address, "/v1/loads?include=steps").json();
+        loads["loads"][0]["gen_throughput"].as_f64() > Some(0.0)
+    });
     let load = &loads["loads"][0];
     assert_eq!(load["ready"], true);
     assert_eq!((&loads["dp_rank_count"], &load["dp_rank"]), (&json!(1), &json!(0)));

@@ -2,7 +2,7 @@
 
 use super::parallel_ranks::{start, synth};
 use super::server_process::command;
-use crate::child_watchdog::run_to_end;
+use crate::bounded_child::run_to_end;
 use crate::http_client::post;
 use serde_json::{Value, json};
 use std::net::SocketAddr;

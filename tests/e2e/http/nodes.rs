@@ -4,12 +4,15 @@ use super::executor_process::{
     body, children_as, complete_text, finish, is_ready, is_zombie, send, stream_of, wait_until,
 };
 use super::server_process::{ServerProcess, command};
+use crate::bounded_child::{end_child, exit_within, read_lines, run_to_end};
+use crate::deadlines::accept_within;
+use crate::http_client::connect_within;
 use crate::http_client::{HttpClient, get, post};
 use protocol::frame::encode;
 use protocol::{Epoch, NodeHandshake, PROTOCOL_VERSION};
 use serde_json::Value;
 use std::fs::{self, Permissions};
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::unix::fs::PermissionsExt as _;
 use std::os::unix::process::CommandExt as _;
@@ -48,9 +51,7 @@ impl ClusterAddress {
     }
 
     fn connect(&self) -> TcpStream {
-        let stream = TcpStream::connect(format!("{}:{}", self.host, self.port)).unwrap();
-        stream.set_read_timeout(Some(TIMEOUT)).unwrap();
-        stream
+        connect_within(self.address(), TIMEOUT).unwrap()
     }
 }
 
@@ -79,13 +80,10 @@ impl NodeProcess {
     fn of(mut command: Command) -> Self {
         command.process_group(0);
         let mut child = command.spawn().unwrap();
-        let stderr = BufReader::new(child.stderr.take().unwrap());
         let text = Arc::new(Mutex::new(String::new()));
         let log = Arc::clone(&text);
-        std::thread::spawn(move || {
-            for line in stderr.lines().map_while(Result::ok) {
-                log.lock().unwrap().push_str(&(line + "\n"));
-            }
+        read_lines(child.stderr.take().unwrap(), move |line| {
+            log.lock().unwrap().push_str(&String::from_utf8_lossy(&line));
         });
         Self { child, log: text }
     }
@@ -137,14 +135,8 @@ impl NodeProcess {
     }
 
     pub(crate) fn exits(&mut self) -> ExitStatus {
-        let start = Instant::now();
-        loop {
-            if let Some(status) = self.child.try_wait().unwrap() {
-                return status;
-            }
-            assert!(start.elapsed() < TIMEOUT, "still running: {}", self.log());
-            std::thread::sleep(Duration::from_millis(5));
-        }
+        let status = exit_within(&mut self.child, TIMEOUT);
+        status.unwrap_or_else(|| panic!("still running: {}", self.log()))
     }
 }
 
@@ -153,11 +145,10 @@ impl Drop for NodeProcess {
         if std::thread::panicking() {
             println!("log of process {}:\n{}", self.child.id(), self.log());
         }
-        // In most tests the processes of this node have exited already, so errors of `kill` are ignored.
-        let group = format!("-{}", self.child.id());
-        let _ = Command::new("kill").args(["-KILL", "--", &group]).stderr(Stdio::null()).status();
-        let _ = self.child.kill();
-        let _ = self.child.wait();
+        let mut kill = Command::new("kill");
+        // In most tests the processes of this node have exited already, so `kill` fails.
+        run_to_end(kill.args(["-KILL", "--", &format!("-{}", self.child.id())]));
+        end_child(&mut self.child);
     }
 }
 
@@ -439,7 +430,7 @@ fn missing_or_mismatched_node_zero_fails_startup() {
 
     let listener = TcpListener::bind(format!("{}:{}", place.host, place.port)).unwrap();
     let mut one = NodeProcess::start(&place, 1, &[]);
-    let (mut stream, _) = listener.accept().unwrap();
+    let mut stream = accept_within(&listener, TIMEOUT);
     let header = [&b"HDRN\x04\x00\x21\x00"[..], &[0; 16]].concat();
     stream.write_all(&header).unwrap();
     assert_eq!(one.exits().code(), Some(1));

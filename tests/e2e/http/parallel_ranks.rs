@@ -5,7 +5,8 @@ use super::executor_process::{
     body, children, complete_text, finish, is_ready, is_zombie, send, stream, stream_of, wait_until,
 };
 use super::server_process::{ServerProcess, command};
-use crate::child_watchdog::run_to_end;
+use crate::bounded_child::run_to_end;
+use crate::deadlines::BoundedJoin as _;
 use crate::http_client::{HttpClient, get, post};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
@@ -81,7 +82,7 @@ fn tp_ranks_match_one_rank_and_survive_a_kill() {
     send(latter[&1], "-STOP");
     let stalled = std::thread::spawn(move || complete_text(at, 20));
     wait_until(Duration::from_secs(12), "the failure", || !is_ready(at));
-    assert!(expected.starts_with(&stalled.join().unwrap()));
+    assert!(expected.starts_with(&stalled.join_bounded()));
     assert!(ranks(&process).iter().all(|(rank, pid)| latter[rank] != *pid));
 
     process.signal("TERM");

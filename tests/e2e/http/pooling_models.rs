@@ -4,7 +4,7 @@
 use super::executor_process::{children_as, executor, is_ready, send, wait_until};
 use super::parallel_ranks::{metric, synth};
 use super::server_process::{ServerProcess, command};
-use crate::child_watchdog::run_to_end;
+use crate::bounded_child::run_to_end;
 use crate::http_client::post;
 use serde_json::{Value, json};
 use std::fs;

@@ -1,7 +1,7 @@
 //! `--profile`, `/start_profile` and `/stop_profile`: the trace files are valid, however the server ends.
 
 use super::server_process::ServerProcess;
-use crate::child_watchdog::run_to_end;
+use crate::bounded_child::run_to_end;
 use crate::http_client::post;
 use crate::test_server::{ServerSetup, TestServer};
 use serde_json::{Value, json};

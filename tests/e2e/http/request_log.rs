@@ -1,6 +1,7 @@
 //! Log lines about requests: the access log line, rejections, whose log lines are rate-limited, and the throughput.
 
 use super::server_process::{ServerProcess, command};
+use crate::deadlines::wait_until;
 use crate::http_client::{HttpClient, get, post};
 use serde_json::json;
 use std::net::SocketAddr;
@@ -41,9 +42,9 @@ fn access_line_has_tokens_times_and_request_id() {
         gone.send("POST", "/v1/completions", "", endless.to_string().as_bytes());
         assert_eq!(gone.read_head().unwrap().status, 200);
         drop(gone);
-        while get(address, "/load").json()["server_load"] != 0 {
-            std::thread::sleep(Duration::from_millis(5));
-        }
+        wait_until(Duration::from_mins(1), "the end of the request", || {
+            get(address, "/load").json()["server_load"] == 0
+        });
     });
     let lines = lines_with(&log, "request finished");
     for id in ["unary-1", "stream-1"] {

@@ -1,17 +1,19 @@
 //! The `hadron` executable with the demo model: start, signals, exit codes.
 
-use crate::child_watchdog::{CHILD_TIMEOUT, ChildWatchdog, run_to_end};
+use crate::bounded_child::{
+    CHILD_TIMEOUT, ChildPipe, end_child, run_to_end, send_signal, wait_within,
+};
 use crate::http_client::{HttpClient, get, post};
 use serde_json::json;
-use std::io::{BufRead, BufReader, Read};
+use std::io::Read;
 use std::net::{SocketAddr, TcpListener};
-use std::process::{Child, ChildStderr, Command, ExitStatus, Stdio};
+use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
 /// A `hadron serve` process of the demo model on a free port.
 pub(crate) struct ServerProcess {
     child: Child,
-    stderr: BufReader<ChildStderr>,
+    stderr: ChildPipe,
     /// What the server wrote to stderr before the ready line.
     stderr_text: String,
     pub(crate) address: SocketAddr,
@@ -47,24 +49,14 @@ impl ServerProcess {
     /// Starts a command with its log on stderr, and reads the ready line.
     pub(crate) fn of(command: &mut Command) -> Self {
         let mut child = command.spawn().unwrap();
-        let watchdog = ChildWatchdog::start(child.id(), CHILD_TIMEOUT);
-        let mut stderr = BufReader::new(child.stderr.take().unwrap());
-        let mut text = String::new();
-        let address = loop {
-            let mut line = String::new();
-            assert!(stderr.read_line(&mut line).unwrap() > 0, "no ready line: {text}");
-            if let Some((_, rest)) = line.split_once(" on http://") {
-                break rest.split(' ').next().unwrap().parse().unwrap();
-            }
-            text += &line;
-        };
-        watchdog.stop();
+        let stderr = ChildPipe::start(child.stderr.take().unwrap());
+        let (address, text) = ready_address(&stderr);
         Self { child, stderr, stderr_text: text, address }
     }
 
     /// Returns everything on stderr; the process must have exited.
     pub(crate) fn stderr_text(&mut self) -> String {
-        self.stderr.read_to_string(&mut self.stderr_text).unwrap();
+        self.stderr_text += &self.stderr.rest();
         self.stderr_text.clone()
     }
 
@@ -73,29 +65,30 @@ impl ServerProcess {
     }
 
     pub(crate) fn signal(&self, name: &str) {
-        let pid = self.child.id().to_string();
-        let sent = Command::new("kill").args([&format!("-{name}"), &pid]).status().unwrap();
-        assert!(sent.success());
+        assert!(send_signal(self.child.id(), &format!("-{name}")), "the server has exited");
     }
 
     pub(crate) fn exits_within(&mut self, limit: Duration) -> ExitStatus {
-        let start = Instant::now();
-        loop {
-            if let Some(status) = self.child.try_wait().unwrap() {
-                return status;
-            }
-            assert!(start.elapsed() < limit, "still running after {limit:?}");
-            std::thread::sleep(Duration::from_millis(5));
-        }
+        wait_within(&mut self.child, limit)
     }
 }
 
 impl Drop for ServerProcess {
     fn drop(&mut self) {
-        // In most tests the server has exited already, so errors are ignored.
-        let _ = self.child.kill();
-        let _ = self.child.wait();
+        end_child(&mut self.child);
     }
+}
+
+/// Reads the log of a server up to the ready line; returns the address in this line, and the lines before it.
+pub(crate) fn ready_address(stderr: &ChildPipe) -> (SocketAddr, String) {
+    let mut text = String::new();
+    while let Some(line) = stderr.next_line(CHILD_TIMEOUT) {
+        if let Some((_, rest)) = line.split_once(" on http://") {
+            return (rest.split(' ').next().unwrap().parse().unwrap(), text);
+        }
+        text += &line;
+    }
+    panic!("no ready line: {text}")
 }
 
 fn endless(address: SocketAddr) -> HttpClient {
@@ -128,8 +121,7 @@ fn demo_serves_and_drain_ends_streams_properly() {
     let text = read_to_end(&mut stream);
     assert!(text.contains("data: [DONE]"), "{text}");
     assert_eq!(process.exits_within(Duration::from_secs(20)).code(), Some(0));
-    let mut rest = String::new();
-    process.stderr.read_to_string(&mut rest).unwrap();
+    let rest = process.stderr.rest();
     assert!(rest.contains("curl http://"), "a line to try: {rest}");
     // The stream may have finished before the drain timeout.
     let was_cut = text.contains("\"reason\":\"draining\"");

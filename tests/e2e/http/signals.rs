@@ -5,6 +5,7 @@ use super::executor_process::{
     children_as, complete_text, executor, finish, send, stream, wait_until,
 };
 use super::server_process::{ServerProcess, command};
+use crate::bounded_child::end_child;
 use crate::http_client::post;
 use rustix::process::{Pid, Resource, Rlimit, prlimit};
 use serde_json::{Value, json};
@@ -98,9 +99,7 @@ impl FileLoggedServer {
 
 impl Drop for FileLoggedServer {
     fn drop(&mut self) {
-        // In most tests the server has exited already, so errors are ignored.
-        let _ = self.child.kill();
-        let _ = self.child.wait();
+        end_child(&mut self.child);
     }
 }
 

@@ -1,6 +1,7 @@
 //! OpenTelemetry spans of requests (`--otlp-traces-endpoint`), received by a collector of the test.
 
 use super::server_process::{ServerProcess, command};
+use crate::bounded_child::run_to_end;
 use crate::http_client::{HttpClient, get, post};
 use opentelemetry_proto::tonic::collector::trace::v1::ExportTraceServiceRequest;
 use opentelemetry_proto::tonic::common::v1::any_value::Value as AttributeValue;
@@ -192,8 +193,7 @@ fn missing_collector_delays_no_request_and_no_shutdown() {
 #[test]
 fn endpoints_other_than_http_end_the_start() {
     for endpoint in ["grpc://localhost:4317", "https://localhost/v1/traces", "localhost:4317"] {
-        let output =
-            command(&["--port", "0", "--otlp-traces-endpoint", endpoint]).output().unwrap();
+        let output = run_to_end(&mut command(&["--port", "0", "--otlp-traces-endpoint", endpoint]));
         let text = String::from_utf8_lossy(&output.stderr);
         assert_eq!(output.status.code(), Some(1), "{text}");
         assert!(

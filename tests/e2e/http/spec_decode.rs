@@ -7,7 +7,8 @@ use super::executor_process::{
 use super::mla::{model, model_with};
 use super::parallel_ranks::{metric, start, synth};
 use super::server_process::command;
-use crate::child_watchdog::run_to_end;
+use crate::bounded_child::run_to_end;
+use crate::deadlines::BoundedJoin;
 use crate::http_client::{get, post};
 use serde_json::{Value, json};
 use std::net::SocketAddr;
@@ -163,7 +164,7 @@ fn drafts_under_grammars_change_no_output() {
         };
         let asked: Vec<_> = bodies.iter().map(ask).collect();
         for ((asked, expected), body) in asked.into_iter().zip(&expected).zip(&bodies) {
-            let found = asked.join().unwrap();
+            let found = asked.join_bounded();
             assert_eq!(found, *expected, "{flags:?}: {body}");
             let choice = &found[0][0];
             let is_json = body["regex"].is_null() && body["structured_outputs"]["json"].is_object();
@@ -260,7 +261,7 @@ fn spec_decode_changes_no_output_under_preemption() {
         assert!(begun.elapsed() < Duration::from_mins(1), "no request was preempted");
         let asked: Vec<_> = bodies.iter().map(ask).collect();
         for ((asked, expected), body) in asked.into_iter().zip(&expected).zip(&bodies) {
-            assert_eq!(asked.join().unwrap(), *expected, "{body}");
+            assert_eq!(asked.join_bounded(), *expected, "{body}");
         }
     }
     let (tokens, accepted) = spec_decode_counts(at);
@@ -296,7 +297,7 @@ fn ids_of_all(at: SocketAddr) -> Vec<Value> {
         thread::spawn(move || token_outputs(at, &body)[0][0]["token_ids"].clone())
     };
     let asked: Vec<_> = (0..12).map(ask).collect();
-    asked.into_iter().map(|asked| asked.join().unwrap()).collect()
+    asked.into_iter().map(BoundedJoin::join_bounded).collect()
 }
 
 #[test]
@@ -434,7 +435,7 @@ fn restarted_executor_drafts_again() {
         wait_until(Duration::from_mins(1), "drafts", || counted(at, "draft_tokens") > 0.0);
         let former = executor(&process);
         send(former, "-KILL");
-        assert!(asked.join().unwrap() == expected, "{config}: across the death of an executor");
+        assert!(asked.join_bounded() == expected, "{config}: across the death of an executor");
         wait_until(Duration::from_mins(1), "the restart", || is_ready(at));
         assert_ne!(executor(&process), former);
         assert!(ids_of_all(at) == expected, "{config}: after it");

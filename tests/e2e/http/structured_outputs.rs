@@ -1,6 +1,7 @@
 //! Structured output on a mock executor (hash model): every kind of grammar, how constrained outputs end, and
 //! the cost for other requests.
 
+use crate::deadlines::BoundedJoin as _;
 use crate::http_client::{HttpClient, post};
 use crate::test_server::{ServerSetup, TestServer};
 use serde_json::{Value, json};
@@ -194,7 +195,7 @@ fn hostile_grammar_is_rejected_fast_and_isolated() {
     }
     let mut answered = 0;
     for attacker in attackers {
-        let (outputs, status, reason, took) = attacker.join().unwrap();
+        let (outputs, status, reason, took) = attacker.join_bounded();
         let shown: String = outputs.to_string().chars().take(80).collect();
         answered += u32::from(status != 429);
         let rejected = matches!(

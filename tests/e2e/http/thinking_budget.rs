@@ -1,6 +1,7 @@
 //! `thinking_token_budget`: reasoning ends within the budget, and the rest of the output is unchanged.
 
 use super::parallel_ranks::metric;
+use crate::deadlines::BoundedJoin as _;
 use crate::http_client::{HttpClient, HttpReply, get, post};
 use crate::small_tokenizer;
 use crate::test_server::{ServerSetup, TestServer};
@@ -216,7 +217,7 @@ fn thinking_budget_survives_preemption() {
             .map(|i| std::thread::spawn(move || parsed_reply(&post(address, CHAT, &asked(i)))))
             .collect();
         for (thread, expected) in threads.into_iter().zip(&expected) {
-            assert_eq!(ids(&thread.join().unwrap()), *expected);
+            assert_eq!(ids(&thread.join_bounded()), *expected);
         }
     }
 }

@@ -6,6 +6,7 @@ use super::executor_process::{
 };
 use super::nodes::{ClusterAddress, NodeProcess};
 use super::parallel_ranks::{metric, ranks, start, synth};
+use crate::bounded_child::run_to_end;
 use crate::http_client::{get, post};
 use serde_json::{Value, json};
 use std::fs;
@@ -48,8 +49,8 @@ impl SwappableCheckpoint {
         let (folder, other) = (synth(&config), tempfile::tempdir().unwrap());
         let mut hadron = Command::new(env!("CARGO_BIN_EXE_hadron"));
         hadron.arg("synth").arg(folder.path().join("config.json")).arg(other.path().join("model"));
-        let made = hadron.args(["--dtype", "float32", "--seed", "9"]).output();
-        assert!(made.unwrap().status.success());
+        let made = run_to_end(hadron.args(["--dtype", "float32", "--seed", "9"]));
+        assert!(made.status.success());
         let both = Self { folder, other };
         let sizes =
             [both.dir(), both.other_dir()].map(|dir| fs::metadata(dir.join(FILE)).unwrap().len());

@@ -1,12 +1,11 @@
 //! A server in a kill test whose log is read: messages about failed and restored groups of executors get a
 //! timestamp.
 
-use crate::child_watchdog::{CHILD_TIMEOUT, ChildWatchdog};
-use crate::http::server_process::command;
+use crate::bounded_child::{ChildPipe, end_child};
+use crate::http::server_process::{command, ready_address};
 use std::collections::BTreeMap;
-use std::io::{BufRead, BufReader};
 use std::net::SocketAddr;
-use std::process::{Child, ChildStderr};
+use std::process::Child;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::Instant;
 
@@ -43,48 +42,33 @@ impl LogWatchedServer {
         let flags: Vec<&str> = flags.iter().map(String::as_str).collect();
         let mut command = command(&[&["--port", "0"], &flags[..]].concat());
         let mut child = command.env("RUST_LOG", "info").spawn().unwrap();
-        let watchdog = ChildWatchdog::start(child.id(), CHILD_TIMEOUT);
-        let mut stderr = BufReader::new(child.stderr.take().unwrap());
-        let mut text = String::new();
-        let address = loop {
-            let mut line = String::new();
-            assert!(stderr.read_line(&mut line).unwrap() > 0, "no ready line: {text}");
-            if let Some((_, rest)) = line.split_once(" on http://") {
-                break rest.split(' ').next().unwrap().parse().unwrap();
-            }
-            text += &line;
-        };
-        watchdog.stop();
+        let stderr = ChildPipe::start(child.stderr.take().unwrap());
+        let (address, _) = ready_address(&stderr);
         let (to, from): (BTreeMap<_, _>, BTreeMap<_, _>) = groups
             .map(|replica| (replica, channel()))
             .map(|(replica, (to, from))| ((replica, to), (replica, from)))
             .unzip();
-        std::thread::spawn(move || read(stderr, &to));
+        stderr.for_each(move |line| send_event(&line, &to));
         (Self { child, address }, from)
     }
 }
 
 impl Drop for LogWatchedServer {
     fn drop(&mut self) {
-        // The process has exited already unless the test has failed.
-        let _ = self.child.kill();
-        let _ = self.child.wait();
+        end_child(&mut self.child);
     }
 }
 
-/// Sends the group events of a log until it ends. Reads every line, because a full pipe would block the
-/// server.
-fn read(stderr: BufReader<ChildStderr>, groups: &BTreeMap<u16, Sender<LoggedGroupEvent>>) {
-    for line in stderr.lines().map_while(Result::ok) {
-        let at = Instant::now();
-        if line.contains(" ERROR ") {
-            println!("{line}");
-        }
-        let Some((replica, event)) = parse(&line) else { continue };
-        if let Some(group) = groups.get(&replica) {
-            // Sending fails if the thread that kills this group's executors has ended, which is no error.
-            let _ = group.send(LoggedGroupEvent { at, event });
-        }
+/// Sends the group event of a line of the log, if there is any.
+fn send_event(line: &str, groups: &BTreeMap<u16, Sender<LoggedGroupEvent>>) {
+    let at = Instant::now();
+    if line.contains(" ERROR ") {
+        print!("{line}");
+    }
+    let Some((replica, event)) = parse(line) else { return };
+    if let Some(group) = groups.get(&replica) {
+        // Sending fails if the thread that kills this group's executors has ended, which is no error.
+        let _ = group.send(LoggedGroupEvent { at, event });
     }
 }
 

@@ -131,6 +131,7 @@ impl TemplateProcess {
     }
 
     /// Returns the error for a worker process that ended without a reply, from its exit status.
+    #[expect(clippy::disallowed_methods, reason = "the process was killed")]
     fn cause_of_end(&mut self, memory_bytes: u64) -> TextError {
         use rustix::process::Signal;
         let is = |status: &ExitStatus, signal: Signal| status.signal() == Some(signal.as_raw());
@@ -146,6 +147,7 @@ impl TemplateProcess {
 }
 
 impl Drop for TemplateProcess {
+    #[expect(clippy::disallowed_methods, reason = "the process was killed")]
     fn drop(&mut self) {
         let _ = self.child.kill(); // The process may have ended already, so an error is ignored.
         let _ = self.child.wait();

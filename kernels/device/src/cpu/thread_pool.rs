@@ -205,6 +205,7 @@ fn work(shared: &ThreadPoolState, index: usize) {
 }
 
 impl Drop for ThreadPool {
+    #[expect(clippy::disallowed_methods, reason = "the workers end after the current job")]
     fn drop(&mut self) {
         self.shared.stop.store(true, Ordering::Relaxed);
         self.shared.region.0.fetch_add(1, Ordering::SeqCst);

@@ -70,6 +70,7 @@ impl KernelCache {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::bounded_child::{run_if_installed, run_to_end};
 
     fn folder(name: &str) -> PathBuf {
         let folder = std::env::temp_dir().join(format!("hadron-{}-{name}", std::process::id()));
@@ -144,11 +145,8 @@ mod tests {
             folder.display()
         );
         let test_binary = std::env::current_exe().unwrap();
-        let output = unshare_mount_namespace()
-            .args(["sh", "-c", &script])
-            .arg(test_binary)
-            .output()
-            .unwrap();
+        let mut unshare = unshare_mount_namespace();
+        let output = run_to_end(unshare.args(["sh", "-c", &script]).arg(test_binary));
         let log = String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned();
         assert!(output.status.success() && log.contains("1 passed"), "{log}");
         fs::remove_dir_all(&folder).unwrap();
@@ -157,11 +155,8 @@ mod tests {
     #[test]
     #[allow(clippy::print_stdout, reason = "the log must show that the test was skipped")]
     fn full_or_read_only_disk_only_costs_a_compile() {
-        if !unshare_mount_namespace()
-            .arg("true")
-            .output()
-            .is_ok_and(|output| output.status.success())
-        {
+        let available = run_if_installed(unshare_mount_namespace().arg("true"));
+        if !available.is_some_and(|output| output.status.success()) {
             println!("skipped: mount namespaces are not available");
             return;
         }

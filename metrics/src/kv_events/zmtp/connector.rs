@@ -24,6 +24,10 @@ impl CollectorConnector {
     /// Starts the connector thread. The thread writes a byte to `wake` after each successful connection.
     ///
     /// Errors: no thread is available.
+    #[expect(
+        clippy::disallowed_methods,
+        reason = "the thread ends with the sender of its requests"
+    )]
     pub(crate) fn start(address: PeerAddress, wake: UnixStream) -> io::Result<Self> {
         let (requests_tx, requests_rx) = sync_channel(1);
         let (streams_tx, streams_rx) = sync_channel(1);

@@ -1,7 +1,10 @@
 //! Tests of vocab-parallel sampling: random requests are compared with sampling from whole rows; also the
 //! number of exchanged words, and which rows are gathered whole.
 
-use std::sync::{Barrier, Mutex};
+#[path = "../../../../../tests/support/deadlines.rs"]
+mod deadlines;
+
+use std::sync::Mutex;
 use std::thread;
 
 use proptest::prelude::*;
@@ -9,6 +12,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::cpu::sample::rules::{LogitEdits, RandomSamplingParams, SamplingRules, TokenOccurrence};
 use crate::cpu::sample::tests::{plain, row};
+use deadlines::DeadlineBarrier;
 
 /// Tolerance for log-probabilities. Vocab-parallel sampling adds the exponentials of a row shard by shard,
 /// sampling from whole rows adds them in another order, so the sums differ by rounding.
@@ -28,7 +32,7 @@ fn shards(vocab: usize, ranks: usize) -> Vec<VocabShard> {
 /// All-gather among ranks that are threads of one process.
 struct InProcessGather {
     candidates: Vec<Mutex<Vec<u32>>>,
-    barrier: Barrier,
+    barrier: DeadlineBarrier,
     /// Shapes (rows, columns) of the local matrices with which rank 0 called `gather`, in order.
     calls: Mutex<Vec<(usize, usize)>>,
 }
@@ -69,7 +73,7 @@ fn sample(
 ) -> (Vec<RowSampleResult>, Vec<(usize, usize)>) {
     let gather = InProcessGather {
         candidates: (0..size).map(|_| Mutex::default()).collect(),
-        barrier: Barrier::new(size),
+        barrier: DeadlineBarrier::new(size),
         calls: Mutex::default(),
     };
     let work = |rank: usize, shard: VocabShard| {
