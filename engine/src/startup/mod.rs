@@ -4,6 +4,7 @@
 //! all ranks are ready. One thread per rank reads the startup messages.
 
 mod error;
+mod hello_check;
 mod startup_barrier;
 mod weights_baseline;
 
@@ -18,7 +19,7 @@ use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Sender, channel};
 use std::thread::{self, Scope};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Poll interval for signals during start-up.
 const POLL: Duration = Duration::from_millis(100);
@@ -84,12 +85,12 @@ impl ExecutorStartupParams {
         let commands = links.iter().map(|link| link.commands.clone()).collect();
         let receivers: Vec<&mut ExecutorReceiver> =
             links.iter_mut().flat_map(|link| &mut link.receivers).collect();
-        let has_several_ranks = receivers.len() > 1;
+        let (has_several_ranks, now) = (receivers.len() > 1, Instant::now());
         let ranks = receivers
             .iter()
-            .map(|receiver| ExecutorStartState::new(receiver, has_several_ranks))
+            .map(|receiver| ExecutorStartState::new(receiver, has_several_ranks, now))
             .collect();
-        let mut barrier = StartupBarrier::new(self, commands, ranks);
+        let mut barrier = StartupBarrier::new(self, commands, ranks, now);
         let is_done = AtomicBool::new(false);
         let (messages_tx, messages_rx) = channel();
         thread::scope(|scope| {

@@ -1,13 +1,14 @@
 //! Startup barrier: tracks the startup phase of each executor and synchronises the phases of all executors.
 
+use super::hello_check::check_hello;
 use super::{
-    ExecutorLabel, ExecutorStartupParams, ExpectedHello, POLL, StartError, StartTimeouts,
-    StartupMessage, StartupReport, WeightsDigestMismatch,
+    ExecutorLabel, ExecutorStartupParams, POLL, StartError, StartTimeouts, StartupMessage,
+    StartupReport,
 };
 use crate::executors::ExecutorReceiver;
 use protocol::{
-    ExecutorCommand, ExecutorEvent, ExecutorHello, ExecutorReady, PROTOCOL_VERSION, Rank,
-    StartupPhase, StepCost, WarmUpReport, WeightsDigest,
+    ExecutorCommand, ExecutorEvent, ExecutorReady, Rank, StartupPhase, StepCost, WarmUpReport,
+    WeightsDigest,
 };
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender};
 use std::time::{Duration, Instant};
@@ -35,8 +36,8 @@ pub(super) struct ExecutorStartState {
 }
 
 impl ExecutorStartState {
-    pub(super) fn new(receiver: &ExecutorReceiver, has_several_ranks: bool) -> Self {
-        let (now, rank) = (Instant::now(), receiver.rank);
+    pub(super) fn new(receiver: &ExecutorReceiver, has_several_ranks: bool, now: Instant) -> Self {
+        let rank = receiver.rank;
         let node = receiver.process.as_ref().and_then(|process| process.node());
         let label = ExecutorLabel { node, rank: has_several_ranks.then_some(rank) };
         let (memory, ready, finished_phases) = (None, None, Vec::new());
@@ -54,12 +55,12 @@ impl ExecutorStartState {
         }
     }
 
-    fn enter_phase(&mut self, phase: &'static str) {
+    fn enter_phase(&mut self, phase: &'static str, now: Instant) {
         if phase == self.phase {
             return;
         }
-        self.finished_phases.push((self.phase, self.entered.elapsed()));
-        (self.phase, self.entered) = (phase, Instant::now());
+        self.finished_phases.push((self.phase, now - self.entered));
+        (self.phase, self.entered) = (phase, now);
     }
 
     /// Whether the executor is expected to make progress; otherwise it is ready or waits for other ranks.
@@ -75,6 +76,8 @@ impl ExecutorStartState {
 
 /// Synchronises executors that start together: they allocate the KV cache after all executors have measured
 /// their memory, and serve after all executors are ready.
+///
+/// Only `wait` reads the clock; the other functions get the time as an argument.
 pub(super) struct StartupBarrier {
     start: ExecutorStartupParams,
     started_at: Instant,
@@ -91,8 +94,9 @@ impl StartupBarrier {
         start: ExecutorStartupParams,
         commands: Vec<SyncSender<ExecutorCommand>>,
         ranks: Vec<ExecutorStartState>,
+        now: Instant,
     ) -> Self {
-        Self { start, started_at: Instant::now(), commands, ranks, slowest_phases: Vec::new() }
+        Self { start, started_at: now, commands, ranks, slowest_phases: Vec::new() }
     }
 
     /// Processes startup messages until all executors are ready.
@@ -107,45 +111,57 @@ impl StartupBarrier {
             if let Some(number) = stop() {
                 return Err(StartError::Interrupted(number));
             }
-            self.check_timeouts()?;
-            let (index, message) = match messages_rx.recv_timeout(POLL) {
+            self.check_timeouts(Instant::now())?;
+            let message = match messages_rx.recv_timeout(POLL) {
                 Ok(message) => message,
                 Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => continue,
             };
-            let message = message.map_err(|cause| self.ranks[index].exited(cause))?;
-            self.ranks[index].progressed_at = Instant::now();
-            match message {
-                ExecutorEvent::Progress { phase, done, total } => {
-                    self.ranks[index].enter_phase(phase.name());
-                    if index == 0 {
-                        progress(phase, done, total);
-                    }
-                }
-                ExecutorEvent::WeightsLoaded(digest) => self.check_weights(index, digest)?,
-                ExecutorEvent::WarmUpDone(memory) => {
-                    if !self.ranks[index].loaded {
-                        let cause = "the executor sent its warm-up report before the digests of its weights";
-                        return Err(self.ranks[index].exited(cause.to_owned()));
-                    }
-                    self.ranks[index].memory = Some(memory);
-                    self.size_if_measured(index, &size)?;
-                }
-                ExecutorEvent::Ready(ready) => {
-                    if let Some(report) = self.set_ready(index, ready)? {
-                        return Ok(report);
-                    }
-                }
-                other => self.handle_message(index, other)?,
+            let (index, message) = message;
+            let now = Instant::now();
+            if let Some(report) = self.receive(index, message, now, &size, &mut progress)? {
+                return Ok(report);
             }
         }
     }
 
-    fn handle_message(&mut self, index: usize, message: ExecutorEvent) -> Result<(), StartError> {
+    /// Processes a startup message that is received at `now`. Returns the report of the whole start if all
+    /// executors are ready now.
+    pub(super) fn receive(
+        &mut self,
+        index: usize,
+        message: Result<ExecutorEvent, String>,
+        now: Instant,
+        size: &impl Fn(u32) -> u32,
+        progress: &mut impl FnMut(StartupPhase, u64, u64),
+    ) -> Result<Option<StartupReport>, StartError> {
+        let message = message.map_err(|cause| self.ranks[index].exited(cause))?;
+        self.ranks[index].progressed_at = now;
+        match message {
+            ExecutorEvent::Progress { phase, done, total } => {
+                self.ranks[index].enter_phase(phase.name(), now);
+                if index == 0 {
+                    progress(phase, done, total);
+                }
+            }
+            ExecutorEvent::WeightsLoaded(digest) => self.check_weights(index, digest)?,
+            ExecutorEvent::WarmUpDone(memory) => self.set_memory(index, now, memory, size)?,
+            ExecutorEvent::Ready(ready) => return self.set_ready(index, now, ready),
+            other => self.handle_message(index, now, other)?,
+        }
+        Ok(None)
+    }
+
+    fn handle_message(
+        &mut self,
+        index: usize,
+        now: Instant,
+        message: ExecutorEvent,
+    ) -> Result<(), StartError> {
         let rank = &mut self.ranks[index];
         match message {
             ExecutorEvent::Hello(hello) => {
-                check_hello(&hello, rank, self.start.expected)?;
-                rank.enter_phase(StartupPhase::Device.name());
+                check_hello(&hello, rank.rank, rank.label, self.start.expected)?;
+                rank.enter_phase(StartupPhase::Device.name(), now);
                 rank.device = hello.device;
                 Ok(())
             }
@@ -172,18 +188,35 @@ impl StartupBarrier {
         })
     }
 
+    /// Records the warm-up measurements of an executor, which must have reported its weight digests before.
+    fn set_memory(
+        &mut self,
+        index: usize,
+        now: Instant,
+        memory: WarmUpReport,
+        size: &impl Fn(u32) -> u32,
+    ) -> Result<(), StartError> {
+        if !self.ranks[index].loaded {
+            let cause = "the executor sent its warm-up report before the digests of its weights";
+            return Err(self.ranks[index].exited(cause.to_owned()));
+        }
+        self.ranks[index].memory = Some(memory);
+        self.size_if_measured(index, now, size)
+    }
+
     /// Once all executors have reported their warm-up measurements, chooses the number of KV blocks and sends
     /// it to all executors.
     fn size_if_measured(
         &mut self,
         index: usize,
+        now: Instant,
         size: &impl Fn(u32) -> u32,
     ) -> Result<(), StartError> {
         let Some(memory) = self.memory() else { return Ok(()) };
         let blocks = size(memory.kv_blocks);
         for rank in &mut self.ranks {
-            rank.enter_phase(ALLOCATE);
-            rank.progressed_at = Instant::now();
+            rank.enter_phase(ALLOCATE, now);
+            rank.progressed_at = now;
         }
         for commands in &self.commands {
             let sent = commands.send(ExecutorCommand::AllocateKv { blocks });
@@ -212,13 +245,14 @@ impl StartupBarrier {
     fn set_ready(
         &mut self,
         index: usize,
+        now: Instant,
         ready: ExecutorReady,
     ) -> Result<Option<StartupReport>, StartError> {
         let rank = &mut self.ranks[index];
         if rank.memory.is_none() {
             return Err(rank.exited("the executor sent READY before its warm-up report".to_owned()));
         }
-        rank.enter_phase("ready");
+        rank.enter_phase("ready", now);
         rank.ready = Some(ready);
         self.slowest_phases = std::mem::take(&mut rank.finished_phases);
         let all = self.ranks.iter().map(|rank| rank.ready.as_ref());
@@ -229,18 +263,18 @@ impl StartupBarrier {
         let phase_text =
             |(phase, took): &(&str, Duration)| format!("{phase} {:.2} s", took.as_secs_f64());
         let phase_texts: Vec<String> = phases.iter().map(phase_text).collect();
-        let seconds = self.started_at.elapsed().as_secs_f64();
+        let seconds = (now - self.started_at).as_secs_f64();
         tracing::info!("executor ready after {seconds:.2} s: {}", phase_texts.join(", "));
         let weights = self.start.weights.clone();
         let devices = self.ranks.iter().map(|rank| rank.device.clone()).collect();
         Ok(Some(StartupReport { memory, ready, phases, weights, devices }))
     }
 
-    /// Checks the start-up timeouts of all executors.
-    fn check_timeouts(&self) -> Result<(), StartError> {
+    /// Checks the start-up timeouts of all executors at the time `now`.
+    pub(super) fn check_timeouts(&self, now: Instant) -> Result<(), StartError> {
         let StartTimeouts { hello, stall, total } = self.start.timeouts;
         let without_hello =
-            self.ranks.iter().find(|r| r.phase == HELLO && r.progressed_at.elapsed() > hello);
+            self.ranks.iter().find(|r| r.phase == HELLO && now - r.progressed_at > hello);
         if let Some(rank) = without_hello {
             return Err(StartError::Stalled { executor: rank.label, phase: HELLO, limit: hello });
         }
@@ -249,12 +283,12 @@ impl StartupBarrier {
         let Some(last) = working().min_by_key(|rank| rank.progressed_at) else { return Ok(()) };
         let (label, phase) = (last.label, last.phase);
         // Ranks wait for each other, so the start has stalled only if no rank makes progress.
-        let idle = working().map(|rank| rank.progressed_at.elapsed()).min().unwrap_or_default();
+        let idle = working().map(|rank| now - rank.progressed_at).min().unwrap_or_default();
         match stall.filter(|_| phase != HELLO) {
             Some(limit) if idle > limit => {
                 Err(StartError::Stalled { executor: label, phase, limit })
             }
-            _ if self.started_at.elapsed() > total => {
+            _ if now - self.started_at > total => {
                 Err(StartError::Timeout { executor: label, phase, limit: total })
             }
             _ => Ok(()),
@@ -269,31 +303,4 @@ fn common_ready(all: &[&ExecutorReady]) -> ExecutorReady {
     let mut capture_sizes = all[0].capture_sizes.clone();
     capture_sizes.retain(|rows| all.iter().all(|ready| ready.capture_sizes.contains(rows)));
     ExecutorReady { kv_blocks, capture_sizes }
-}
-
-/// Checks that the hello message comes from the expected executor.
-fn check_hello(
-    hello: &ExecutorHello,
-    rank: &ExecutorStartState,
-    expected: ExpectedHello,
-) -> Result<(), StartError> {
-    let label = rank.label;
-    let same = |what, theirs: String, ours: String| {
-        if theirs == ours {
-            Ok(())
-        } else {
-            Err(StartError::Mismatch { executor: label, what, theirs, ours })
-        }
-    };
-    same("protocol", hello.version.to_string(), PROTOCOL_VERSION.to_string())?;
-    same("build", hello.build.clone(), env!("CARGO_PKG_VERSION").to_owned())?;
-    same("epoch", hello.epoch.0.to_string(), expected.epoch.0.to_string())?;
-    same("rank", hello.rank.0.to_string(), rank.rank.0.to_string())?;
-    if hello.model_digest != expected.manifest {
-        let change =
-            WeightsDigestMismatch::Folder { theirs: hello.model_digest, ours: expected.manifest };
-        return Err(StartError::WeightsChanged { executor: label, change });
-    }
-    tracing::info!(rank = hello.rank.0, device = hello.device, "executor");
-    Ok(())
 }

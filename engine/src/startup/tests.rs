@@ -1,11 +1,13 @@
 //! Tests of executor start-up with fake executors.
 
 use super::*;
+use crate::deadlines::BoundedJoin as _;
 use protocol::link::{InProcessLink, MessageLink as _, in_process_pair};
 use protocol::{
     ExecutorCommand, ExecutorHello, KvSpec, PROTOCOL_VERSION, ParallelConfig, Rank, StepCost,
     WeightsDigest,
 };
+use std::collections::VecDeque;
 
 const WEIGHTS: WeightsDigest = WeightsDigest { common: 1, sharded: 2, experts: 3 };
 const EXPECTED: ExpectedHello = ExpectedHello { epoch: Epoch(4), manifest: 7 };
@@ -24,35 +26,27 @@ fn hello() -> ExecutorHello {
 /// Fake executor's end of an in-process link to the engine.
 type FakeExecutorLink = InProcessLink<ExecutorEvent, ExecutorCommand>;
 
-/// Starts a fake executor that behaves as `peer`; returns the outcome of the start as text.
-fn start(peer: impl FnOnce(FakeExecutorLink) + Send + 'static) -> String {
-    start_all(vec![Box::new(peer)])
+const TIMEOUTS: StartTimeouts = StartTimeouts {
+    hello: Duration::from_mins(1),
+    stall: Some(Duration::from_mins(5)),
+    total: Duration::from_mins(30),
+};
+
+fn params() -> ExecutorStartupParams {
+    let parallel = ParallelConfig { dp_size: 4, ..ParallelConfig::default() };
+    let weights = WeightsDigestBaseline::new(parallel);
+    ExecutorStartupParams { timeouts: TIMEOUTS, expected: EXPECTED, weights }
 }
 
-/// Starts one fake executor for each behaviour in `peers`, each as a separate replica; returns the
-/// outcome of the start as text.
-fn start_all(peers: Vec<Box<dyn FnOnce(FakeExecutorLink) + Send>>) -> String {
-    let (mut links, mut threads) = (Vec::new(), Vec::new());
-    for (peer, rank) in peers.into_iter().zip(0..) {
-        let (ours, theirs) = in_process_pair(8);
-        let (messages, epoch) = (Box::new(ours.receiver), EXPECTED.epoch);
-        let receiver = ExecutorReceiver { messages, epoch, rank: Rank(rank), process: None };
-        links.push(ExecutorLink { commands: ours.sender, receivers: vec![receiver] });
-        threads.push(thread::spawn(move || peer(theirs)));
-    }
-    let timeouts = StartTimeouts {
-        hello: Duration::from_millis(150),
-        stall: Some(Duration::from_millis(300)),
-        total: Duration::from_secs(2),
-    };
-    let weights =
-        WeightsDigestBaseline::new(ParallelConfig { dp_size: 4, ..ParallelConfig::default() });
-    let start = ExecutorStartupParams { timeouts, expected: EXPECTED, weights };
-    let report = start.bring_up(&mut links, |b| b.min(50), || None, |_, _, _| {});
-    drop(links);
-    for thread in threads {
-        thread.join().unwrap();
-    }
+/// Returns the engine's end and the executor's end of the link of an executor.
+fn link(rank: u16) -> (ExecutorLink, FakeExecutorLink) {
+    let (ours, theirs) = in_process_pair(16);
+    let (messages, epoch) = (Box::new(ours.receiver), EXPECTED.epoch);
+    let receiver = ExecutorReceiver { messages, epoch, rank: Rank(rank), process: None };
+    (ExecutorLink { commands: ours.sender, receivers: vec![receiver] }, theirs)
+}
+
+fn outcome(report: Result<StartupReport, StartError>) -> String {
     match report {
         Ok(report) => {
             let phases: Vec<_> = report.phases.iter().map(|(phase, _)| *phase).collect();
@@ -62,13 +56,122 @@ fn start_all(peers: Vec<Box<dyn FnOnce(FakeExecutorLink) + Send>>) -> String {
     }
 }
 
-/// Returns the behaviour of a fake executor that can hold `blocks` KV blocks and reports this number
-/// after the time `wait`. It runs until its link is closed.
-fn executor_with_blocks(
-    rank: u16,
-    blocks: u32,
-    wait: Duration,
-) -> Box<dyn FnOnce(FakeExecutorLink) + Send> {
+/// Starts one fake executor thread for each behaviour in `peers`, each as a separate replica; returns the
+/// outcome of the start as text.
+fn start_threads(peers: Vec<Box<dyn FnOnce(FakeExecutorLink) + Send>>) -> String {
+    let (mut links, mut threads) = (Vec::new(), Vec::new());
+    for (peer, rank) in peers.into_iter().zip(0..) {
+        let (ours, theirs) = link(rank);
+        links.push(ours);
+        threads.push(thread::spawn(move || peer(theirs)));
+    }
+    let report = params().bring_up(&mut links, |b| b.min(50), || None, |_, _, _| {});
+    drop(links);
+    for thread in threads {
+        thread.join_bounded();
+    }
+    outcome(report)
+}
+
+/// A message of a fake executor, with the time since the start at which the engine receives it.
+struct ScheduledMessage {
+    at: Duration,
+    message: ExecutorEvent,
+}
+
+/// A message that is due, and the index of its executor.
+struct DueMessage {
+    index: usize,
+    scheduled: ScheduledMessage,
+}
+
+/// Messages of a fake executor in virtual time. After the last one, it answers a request to allocate the KV
+/// cache immediately, and sends nothing else.
+type ExecutorScript = Vec<ScheduledMessage>;
+
+/// A start in virtual time: a barrier, and the scripts and links of its executors.
+struct VirtualStart {
+    barrier: StartupBarrier,
+    scripts: Vec<VecDeque<ScheduledMessage>>,
+    peers: Vec<FakeExecutorLink>,
+}
+
+impl VirtualStart {
+    fn new(scripts: Vec<ExecutorScript>, start: Instant) -> Self {
+        let (links, peers): (Vec<_>, Vec<_>) = (0..).map(link).take(scripts.len()).unzip();
+        let several = links.len() > 1;
+        let commands = links.iter().map(|link| link.commands.clone()).collect();
+        let state =
+            |link: &ExecutorLink| ExecutorStartState::new(&link.receivers[0], several, start);
+        let ranks = links.iter().map(state).collect();
+        let barrier = StartupBarrier::new(params(), commands, ranks, start);
+        Self { barrier, scripts: scripts.into_iter().map(VecDeque::from).collect(), peers }
+    }
+
+    /// Removes the message of the scripts that is the next one until `until`.
+    fn next_message(&mut self, until: Duration) -> Option<DueMessage> {
+        let due = self.scripts.iter().enumerate();
+        let due = due.filter_map(|(index, script)| Some((script.front()?.at, index))).min();
+        let (_, index) = due.filter(|(at, _)| *at <= until)?;
+        Some(DueMessage { index, scheduled: self.scripts[index].pop_front()? })
+    }
+
+    /// Lets executors answer requests to allocate the KV cache at the time `at`.
+    fn answer_requests(&mut self, at: Duration) {
+        for (peer, script) in self.peers.iter_mut().zip(&mut self.scripts) {
+            if let Ok(Some(ExecutorCommand::AllocateKv { blocks })) = peer.recv(Duration::ZERO) {
+                script.push_back(ScheduledMessage { at, message: ready(blocks) });
+            }
+        }
+    }
+
+    /// Runs the start that began at `start` to its end.
+    fn run(mut self, start: Instant) -> Result<StartupReport, StartError> {
+        let mut elapsed = Duration::ZERO;
+        loop {
+            self.barrier.check_timeouts(start + elapsed)?;
+            let Some(DueMessage { index, scheduled }) = self.next_message(elapsed + POLL) else {
+                elapsed += POLL;
+                continue;
+            };
+            elapsed = elapsed.max(scheduled.at);
+            let (message, now) = (Ok(scheduled.message), start + elapsed);
+            let size = |blocks: u32| blocks.min(50);
+            if let Some(report) =
+                self.barrier.receive(index, message, now, &size, &mut |_, _, _| {})?
+            {
+                return Ok(report);
+            }
+            self.answer_requests(elapsed);
+        }
+    }
+}
+
+/// Starts one fake executor for each script, each as a separate replica, in virtual time; returns the outcome
+/// of the start as text.
+fn start_scripts(scripts: Vec<ExecutorScript>) -> String {
+    let start = Instant::now();
+    outcome(VirtualStart::new(scripts, start).run(start))
+}
+
+fn ready(kv_blocks: u32) -> ExecutorEvent {
+    ExecutorEvent::Ready(ExecutorReady { kv_blocks, capture_sizes: Vec::new() })
+}
+
+/// A script whose messages are received at the start.
+fn at_start(messages: impl IntoIterator<Item = ExecutorEvent>) -> ExecutorScript {
+    let at = Duration::ZERO;
+    messages.into_iter().map(|message| ScheduledMessage { at, message }).collect()
+}
+
+fn warm_up_done(kv_blocks: u32) -> ExecutorEvent {
+    let kv_spec = KvSpec { block_tokens: 16, groups: Vec::new() };
+    ExecutorEvent::WarmUpDone(WarmUpReport { kv_spec, kv_blocks, step_cost: StepCost::default() })
+}
+
+/// Returns the script of a fake executor that can hold `blocks` KV blocks and reports this number after the time
+/// `wait`.
+fn executor_with_blocks(rank: u16, blocks: u32, wait: Duration) -> ExecutorScript {
     executor_with_weights(rank, blocks, wait, WEIGHTS)
 }
 
@@ -91,55 +194,31 @@ fn executor_with_weights(
     blocks: u32,
     wait: Duration,
     weights: WeightsDigest,
-) -> Box<dyn FnOnce(FakeExecutorLink) + Send> {
-    Box::new(move |mut link| {
-        let spec = KvSpec { block_tokens: 16, groups: Vec::new() };
-        let memory =
-            WarmUpReport { kv_spec: spec, kv_blocks: blocks, step_cost: StepCost::default() };
-        for event in load_events(rank, weights) {
-            let _ = link.send(event);
-        }
-        thread::sleep(wait);
-        let _ = link.send(ExecutorEvent::WarmUpDone(memory));
-        if let Ok(Some(ExecutorCommand::AllocateKv { blocks })) = link.recv(Duration::from_secs(2))
-        {
-            let _ = link.send(ExecutorEvent::Ready(ExecutorReady {
-                kv_blocks: blocks,
-                capture_sizes: Vec::new(),
-            }));
-        }
-    })
+) -> ExecutorScript {
+    let mut script = at_start(load_events(rank, weights));
+    script.push(ScheduledMessage { at: wait, message: warm_up_done(blocks) });
+    script
 }
 
-/// Returns the behaviour of a fake executor that sends a hello message changed by `change`, and then only
-/// heartbeats, which do not count as progress.
-fn hello_with(change: fn(&mut ExecutorHello)) -> impl FnOnce(FakeExecutorLink) + Send {
-    move |mut link| {
-        let mut hello = hello();
-        change(&mut hello);
-        let _ = link.send(ExecutorEvent::Hello(hello));
-        while link.send(ExecutorEvent::Heartbeat).is_ok() {
-            std::thread::sleep(Duration::from_millis(20));
-        }
-    }
+/// Returns the outcome of a start whose executor sends a hello message changed by `change`, and nothing else.
+fn start_with_hello(change: fn(&mut ExecutorHello)) -> String {
+    let mut hello = hello();
+    change(&mut hello);
+    start_scripts(vec![at_start([ExecutorEvent::Hello(hello)])])
 }
 
 #[test]
 fn every_startup_failure_is_distinguished() {
-    assert_eq!(start(|_| {}), "the executor exited (while: send hello)");
-    let no_messages = |link: FakeExecutorLink| {
-        std::thread::sleep(Duration::from_millis(600));
-        drop(link);
-    };
-    assert_eq!(start(no_messages), "no progress for 0 s (while: send hello)");
-    assert_eq!(start(hello_with(|_| {})), "no progress for 0 s (while: open device)");
-    let text = start(hello_with(|hello| hello.version = 1));
+    assert_eq!(start_threads(vec![Box::new(drop)]), "the executor exited (while: send hello)");
+    assert_eq!(start_scripts(vec![Vec::new()]), "no progress for 60 s (while: send hello)");
+    assert_eq!(start_with_hello(|_| {}), "no progress for 300 s (while: open device)");
+    let text = start_with_hello(|hello| hello.version = 1);
     assert_eq!(text, format!("the executor has protocol 1, this process {PROTOCOL_VERSION}"));
-    let text = start(hello_with(|hello| hello.build = "0.0.1".to_owned()));
+    let text = start_with_hello(|hello| hello.build = "0.0.1".to_owned());
     assert!(text.starts_with("the executor has build 0.0.1"), "{text}");
-    let text = start(hello_with(|hello| hello.epoch = Epoch(3)));
+    let text = start_with_hello(|hello| hello.epoch = Epoch(3));
     assert_eq!(text, "the executor has epoch 3, this process 4");
-    let text = start(hello_with(|hello| hello.model_digest = 255));
+    let text = start_with_hello(|hello| hello.model_digest = 255);
     let ours = "0000000000000007";
     assert_eq!(
         text,
@@ -152,51 +231,71 @@ fn every_startup_failure_is_distinguished() {
 
 #[test]
 fn progress_resets_the_stall_timeout_only() {
-    let text = start(|mut link| {
-        let _ = link.send(ExecutorEvent::Hello(hello()));
-        let progress = ExecutorEvent::Progress { phase: StartupPhase::Compile, done: 1, total: 2 };
-        while link.send(progress.clone()).is_ok() {
-            std::thread::sleep(Duration::from_millis(50));
-        }
-    });
+    let progress = ExecutorEvent::Progress { phase: StartupPhase::Compile, done: 1, total: 2 };
+    let mut script = at_start([ExecutorEvent::Hello(hello())]);
+    // Progress a second before each stall timeout.
+    script.extend((1..20).map(|number| ScheduledMessage {
+        at: number * Duration::from_secs(299),
+        message: progress.clone(),
+    }));
     let expected =
-        "not ready after 2 s (while: compile kernels); --startup-timeout sets this bound";
-    assert_eq!(text, expected);
+        "not ready after 1800 s (while: compile kernels); --startup-timeout sets this bound";
+    assert_eq!(start_scripts(vec![script]), expected);
+}
+
+#[test]
+fn heartbeats_are_no_startup_messages() {
+    let ((mut ours, mut theirs), is_done) = (link(0), AtomicBool::new(false));
+    for message in [ExecutorEvent::Heartbeat, ready(3), ExecutorEvent::Heartbeat] {
+        theirs.send(message).unwrap();
+    }
+    let (messages_tx, messages_rx) = channel();
+    forward_startup_messages(&mut ours.receivers[0], 5, &messages_tx, &is_done);
+    drop(messages_tx);
+    let forwarded: Vec<StartupMessage> = messages_rx.iter().collect();
+    assert!(matches!(&forwarded[..], [(5, Ok(ExecutorEvent::Ready(_)))]), "{forwarded:?}");
 }
 
 #[test]
 fn block_count_is_chosen_by_the_server() {
     let phases = "send hello, open device, load weights, compile kernels, warm up, \
                   allocate the KV cache";
-    assert_eq!(
-        start_all(vec![executor_with_blocks(0, 90, Duration::ZERO)]),
-        format!("50 blocks after {phases}")
-    );
+    let expected = format!("50 blocks after {phases}");
+    assert_eq!(start_scripts(vec![executor_with_blocks(0, 90, Duration::ZERO)]), expected);
+    let executor: Box<dyn FnOnce(FakeExecutorLink) + Send> = Box::new(|mut link| {
+        for message in load_events(0, WEIGHTS).into_iter().chain([warm_up_done(90)]) {
+            link.send(message).unwrap();
+        }
+        let command = link.recv(TIMEOUTS.hello).unwrap();
+        let Some(ExecutorCommand::AllocateKv { blocks }) = command else { panic!("{command:?}") };
+        link.send(ready(blocks)).unwrap();
+    });
+    assert_eq!(start_threads(vec![executor]), expected);
 }
 
 #[test]
 fn all_ranks_get_the_smallest_block_count() {
-    let slow = Duration::from_millis(250); // Less than the stall timeout of 300 ms.
-    let text = start_all(vec![
+    let slow = Duration::from_secs(299); // Less than the stall timeout of 300 s.
+    let text = start_scripts(vec![
         executor_with_blocks(0, 90, Duration::ZERO),
         executor_with_blocks(1, 7, slow),
     ]);
     assert!(text.starts_with("7 blocks after send hello, "), "{text}");
-    let stuck = Duration::from_millis(600);
-    let text = start_all(vec![
+    let stuck = Duration::from_secs(301);
+    let text = start_scripts(vec![
         executor_with_blocks(0, 90, Duration::ZERO),
         executor_with_blocks(1, 7, stuck),
     ]);
-    assert_eq!(text, "rank 1: no progress for 0 s (while: warm up)");
+    assert_eq!(text, "rank 1: no progress for 300 s (while: warm up)");
 }
 
 #[test]
 fn replicas_with_different_weights_never_become_ready() {
     let other = WeightsDigest { sharded: 9, ..WEIGHTS };
     let one = |rank, weights| executor_with_weights(rank, 9, Duration::ZERO, weights);
-    let text = start_all(vec![one(0, WEIGHTS), one(1, WEIGHTS), one(2, WEIGHTS)]);
+    let text = start_scripts(vec![one(0, WEIGHTS), one(1, WEIGHTS), one(2, WEIGHTS)]);
     assert!(text.starts_with("9 blocks after"), "{text}");
-    let text = start_all(vec![one(0, WEIGHTS), one(1, other), one(2, WEIGHTS)]);
+    let text = start_scripts(vec![one(0, WEIGHTS), one(1, other), one(2, WEIGHTS)]);
     assert!(
         text.contains("rank ") && text.contains(": weights_changed: the digest of the weights of"),
         "{text}"
@@ -205,15 +304,7 @@ fn replicas_with_different_weights_never_become_ready() {
 
 #[test]
 fn executor_without_weights_digest_is_rejected() {
-    let text = start(|mut link| {
-        let _ = link.send(ExecutorEvent::Hello(hello()));
-        let spec = KvSpec { block_tokens: 16, groups: Vec::new() };
-        let memory = WarmUpReport { kv_spec: spec, kv_blocks: 9, step_cost: StepCost::default() };
-        let _ = link.send(ExecutorEvent::WarmUpDone(memory));
-        while link.send(ExecutorEvent::Heartbeat).is_ok() {
-            std::thread::sleep(Duration::from_millis(20));
-        }
-    });
+    let text = start_scripts(vec![at_start([ExecutorEvent::Hello(hello()), warm_up_done(9)])]);
     assert!(
         text.starts_with("the executor sent its warm-up report before the digests of its weights"),
         "{text}"
@@ -222,14 +313,12 @@ fn executor_without_weights_digest_is_rejected() {
 
 #[test]
 fn failed_executor_is_named_in_the_error() {
-    let fails: Box<dyn FnOnce(FakeExecutorLink) + Send> = Box::new(|mut link| {
-        link.send(ExecutorEvent::Hello(ExecutorHello { rank: Rank(1), ..hello() })).unwrap();
-        let text = "no such file".to_owned();
-        link.send(ExecutorEvent::Fault { step: None, text }).unwrap();
-    });
-    let text = start_all(vec![executor_with_blocks(0, 9, Duration::ZERO), fails]);
+    let hello = ExecutorEvent::Hello(ExecutorHello { rank: Rank(1), ..hello() });
+    let fault = ExecutorEvent::Fault { step: None, text: "no such file".to_owned() };
+    let fails = at_start([hello, fault]);
+    let text = start_scripts(vec![executor_with_blocks(0, 9, Duration::ZERO), fails]);
     assert_eq!(text, "rank 1: no such file (while: open device)");
-    let text = start_all(vec![
+    let text = start_scripts(vec![
         executor_with_blocks(0, 9, Duration::ZERO),
         executor_with_blocks(0, 9, Duration::ZERO),
     ]);
