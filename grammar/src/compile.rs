@@ -202,8 +202,10 @@ impl GrammarCompiler {
     }
 
     fn matcher(&self, constraint: &OutputConstraint) -> Result<(Matcher, usize), GrammarError> {
-        let LlguidanceGrammar { grammar, text_bytes } = LlguidanceGrammar::of(constraint)?;
-        let parser = self.factory.create_parser(grammar).map_err(|error| client_message(&error))?;
+        let LlguidanceGrammar { grammar, text_bytes, shows_positions } =
+            LlguidanceGrammar::of(constraint)?;
+        let parser = self.factory.create_parser(grammar);
+        let parser = parser.map_err(|error| client_message(&error, shows_positions))?;
         let bytes = parser.parser.lexer_stats().num_bytes + BYTES_PER_TEXT_BYTE * text_bytes;
         if bytes > COMPILED_BYTES_MAX {
             return Err(GrammarError::TooLarge { bytes });
@@ -218,7 +220,8 @@ impl GrammarCompiler {
             let session =
                 GrammarSession::new(matcher.deep_clone(), Arc::clone(&self.end_ids), false);
             slowest_mask = slowest_mask.max(
-                follow_random_text(session, text_index).map_err(|error| client_message(&error))?,
+                follow_random_text(session, text_index)
+                    .map_err(|error| client_message(&error, false))?,
             );
         }
         Ok(DryRunReport { slowest_mask })

@@ -14,6 +14,8 @@ pub struct OutputConstraint {
     /// Unconstrained text before the constrained part, such as reasoning; `None` = the whole output is
     /// constrained.
     pub start_after: Option<UnconstrainedPreamble>,
+    /// Whether the grammar is a text of the client, so that errors have positions in this text.
+    pub is_client_text: bool,
 }
 
 /// Grammar of the constrained part.
@@ -48,7 +50,7 @@ pub enum JsonWhitespace {
 impl OutputConstraint {
     /// Creates a constraint on the whole output; `param` is the request field that contains it.
     pub fn new(spec: GrammarSpec, param: impl Into<String>) -> Self {
-        Self { spec, param: param.into(), start_after: None }
+        Self { spec, param: param.into(), start_after: None, is_client_text: false }
     }
 
     /// Returns the constraint, changed so that it applies only after the unconstrained text `head` at the
@@ -56,6 +58,12 @@ impl OutputConstraint {
     #[must_use]
     pub fn start_after(self, head: impl Into<UnconstrainedPreamble>) -> Self {
         Self { start_after: Some(head.into()), ..self }
+    }
+
+    /// Returns the constraint, marked as a text of the client: errors in it have positions.
+    #[must_use]
+    pub fn of_client_text(self) -> Self {
+        Self { is_client_text: true, ..self }
     }
 
     /// Returns the key of the constraint in the grammar cache. Constraints with equal keys have equal

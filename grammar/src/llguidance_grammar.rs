@@ -18,6 +18,9 @@ pub(super) struct LlguidanceGrammar {
     pub(super) grammar: TopLevelGrammar,
     /// Length in bytes of the text read by llguidance.
     pub(super) text_bytes: usize,
+    /// Whether llguidance reads the text of the client unchanged, so that positions in its errors are
+    /// positions in this text.
+    pub(super) shows_positions: bool,
 }
 
 impl LlguidanceGrammar {
@@ -26,6 +29,7 @@ impl LlguidanceGrammar {
     /// Errors: the constraint exceeds a limit, or contains a schema that cannot be enforced.
     pub(super) fn of(constraint: &OutputConstraint) -> Result<Self, GrammarError> {
         let text_bytes = check(constraint)?;
+        let mut shows_positions = false;
         let (mut constrained, text_bytes) = match &constraint.spec {
             GrammarSpec::Json { schema, whitespace } => {
                 let schema = prepared_schema(schema)?;
@@ -38,18 +42,20 @@ impl LlguidanceGrammar {
                 (GrammarWithLexer::from_lark(choice_grammar(texts)), text_bytes)
             }
             GrammarSpec::Lark(text) => {
-                let text = embedded_schemas::prepared(text)?;
-                let bytes = text.len();
-                (GrammarWithLexer::from_lark(text), bytes)
+                let prepared = embedded_schemas::prepared(text)?;
+                let bytes = prepared.len();
+                shows_positions = constraint.is_client_text && prepared == *text;
+                (GrammarWithLexer::from_lark(prepared), bytes)
             }
         };
         let Some(head) = &constraint.start_after else {
             let grammar = TopLevelGrammar::from_grammar(constrained);
-            return Ok(Self { grammar, text_bytes });
+            return Ok(Self { grammar, text_bytes, shows_positions });
         };
         constrained.name = Some(REST.to_owned());
         let grammars = vec![GrammarWithLexer::from_lark(head.grammar_before(REST)), constrained];
-        Ok(Self { grammar: TopLevelGrammar { grammars, max_tokens: None }, text_bytes })
+        let grammar = TopLevelGrammar { grammars, max_tokens: None };
+        Ok(Self { grammar, text_bytes, shows_positions })
     }
 }
 

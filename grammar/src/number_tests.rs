@@ -147,7 +147,7 @@ fn is_accepted(schema: &Value, text: &str) -> bool {
 fn names_the_cause(error: &GrammarError) -> bool {
     let message = error.to_string();
     let named = KEYWORDS.iter().any(|keyword| message.contains(keyword))
-        || message.starts_with("Unsatisfiable schema")
+        || message.starts_with("the schema accepts no value")
         || message.starts_with("the grammar ")
         || matches!(error, GrammarError::TooLarge { .. });
     named && !matches!(error, GrammarError::Failed { .. })

@@ -1,5 +1,6 @@
 //! Tests of compilation, rejection and masks with a vocabulary of single-byte tokens.
 
+mod faulty_grammars;
 mod mask_workers;
 
 use super::cache::GrammarCache;

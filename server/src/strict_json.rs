@@ -123,31 +123,54 @@ impl JsonValue {
     }
 }
 
-/// Returns the message of a `serde_json` error if it is a known message, else only the position of the error,
-/// because other messages may contain internal details.
+/// Text with which errors of the parser (`serde_json`) begin, and the message that clients get instead.
+struct SyntaxError {
+    prefix: &'static str,
+    message: &'static str,
+}
+
+const fn syntax_error(prefix: &'static str, message: &'static str) -> SyntaxError {
+    SyntaxError { prefix, message }
+}
+
+const SYNTAX_ERRORS: [SyntaxError; 17] = [
+    syntax_error("EOF while parsing", "the text ends too early"),
+    syntax_error("control character", "a character below U+0020 is not escaped"),
+    syntax_error("expected value", "a value is missing"),
+    syntax_error("expected `:`", "a colon is missing"),
+    syntax_error("expected `,` or `]`", "a comma or a bracket is missing"),
+    syntax_error("expected `,` or `}`", "a comma or a brace is missing"),
+    syntax_error("expected ident", "a word is neither true nor false nor null"),
+    syntax_error("expected ", "a character is missing"),
+    syntax_error("invalid escape", "a string has an unknown escape sequence"),
+    syntax_error("invalid number", "a number is malformed"),
+    syntax_error("invalid unicode", "a string is not valid Unicode"),
+    syntax_error("key must be ", "a key has no quotation marks"),
+    syntax_error("lone ", "a string has half of a surrogate pair"),
+    syntax_error("number out of range", "a number is too large"),
+    syntax_error("recursion limit", "the values are nested too deeply"),
+    syntax_error("trailing ", "more text follows than is allowed"),
+    syntax_error("unexpected end of hex escape", "a string has an incomplete escape sequence"),
+];
+
+/// Messages that [`visitor`] creates, which clients get unchanged.
+const OWN_MESSAGES: [&str; 2] = ["duplicate key", "more than "];
+
+/// Returns the message for clients of a `serde_json` error: a fixed sentence of [`SYNTAX_ERRORS`] with the
+/// position, or the position alone, because other texts of the library may contain internal details.
 fn client_message(error: &serde_json::Error) -> String {
-    const TEXT_BYTES_MAX: usize = 128;
-    const KNOWN_PREFIXES: [&str; 12] = [
-        "EOF while parsing",
-        "control character",
-        "duplicate key",
-        "expected ",
-        "invalid ",
-        "key must be ",
-        "lone ",
-        "more than ",
-        "number out of range",
-        "recursion limit",
-        "trailing ",
-        "unexpected end of hex escape",
-    ];
+    const OWN_BYTES_MAX: usize = 128;
     let text = error.to_string();
-    if text.len() <= TEXT_BYTES_MAX && KNOWN_PREFIXES.iter().any(|prefix| text.starts_with(prefix))
-    {
+    let is_own = OWN_MESSAGES.iter().any(|prefix| text.starts_with(prefix));
+    if is_own && text.len() <= OWN_BYTES_MAX {
         return text;
     }
+    let place = format!("line {} column {}", error.line(), error.column());
+    if let Some(known) = SYNTAX_ERRORS.iter().find(|known| text.starts_with(known.prefix)) {
+        return format!("{} at {place}", known.message);
+    }
     tracing::debug!(%error, "parser message hidden from the client");
-    format!("line {} column {}", error.line(), error.column())
+    place
 }
 
 /// Whether the error is a number too large for a double. Such a number is valid if it is an integer.

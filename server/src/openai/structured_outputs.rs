@@ -106,7 +106,9 @@ fn structured_outputs(fields: &mut RequestFields) -> Result<Option<OutputConstra
     found.extend(
         keys.string("regex", TEXT_BYTES_MAX)?.map(|text| ("regex", GrammarSpec::Regex(text))),
     );
+    let mut is_client_text = false;
     if let Some(text) = keys.string("grammar", TEXT_BYTES_MAX)? {
+        is_client_text = !is_ebnf(&text);
         found.push(("grammar", grammar(text, &keys.path("grammar"))?));
     }
     if let Some(value) = keys.take("structural_tag") {
@@ -122,7 +124,8 @@ fn structured_outputs(fields: &mut RequestFields) -> Result<Option<OutputConstra
         return Err(ApiError::invalid(NAME, message));
     };
     options.check(key, &keys)?;
-    Ok(Some(OutputConstraint::new(spec, keys.path(key))))
+    let constraint = OutputConstraint::new(spec, keys.path(key));
+    Ok(Some(if is_client_text { constraint.of_client_text() } else { constraint }))
 }
 
 /// Parses a grammar in EBNF or Lark syntax.

@@ -263,10 +263,10 @@ fn grammar_errors_are_explained() {
     assert!(!leaks.iter().any(|leak| message.contains(leak)), "{message}");
     let (param, message) = rejected(json!({"regex": "(a"}));
     assert_eq!(param, "structured_outputs.regex");
-    assert!(message.contains(&param) && message.contains("unclosed group"), "{message}");
+    assert!(message.contains(&param) && message.contains("a group is not closed"), "{message}");
     let (param, message) = rejected(json!({"json": {}, "whitespace_pattern": "(a"}));
     assert_eq!(param, "structured_outputs.whitespace_pattern");
-    assert!(message.contains(&param) && message.contains("unclosed group"), "{message}");
+    assert!(message.contains(&param) && message.contains("a group is not closed"), "{message}");
     let (param, message) = rejected(json!({"json": {"$ref": "#"}}));
     assert_eq!(param, "structured_outputs.json");
     assert!(message.contains(&param) && !message.contains("NoExtension"), "{message}");
