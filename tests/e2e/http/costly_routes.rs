@@ -8,6 +8,7 @@ use super::memory_amplification::{
 use serde_json::{Value, json};
 use server::routes::table;
 use std::collections::BTreeSet;
+use std::fs;
 
 /// Routes without a request body.
 const WITHOUT_BODY: &[&str] = &[
@@ -172,23 +173,74 @@ fn bodies() -> Vec<CostlyBody> {
     all
 }
 
+/// Returns the costly bodies of all routes.
+fn all_bodies() -> Vec<CostlyBody> {
+    let of_others = OPENAI_BODIES.iter().flat_map(|bodies| bodies());
+    of_others.chain(bodies()).chain(embeddings()).collect()
+}
+
 #[test]
 fn every_route_with_a_body_has_a_costly_one() {
     let routes: BTreeSet<&str> =
         table().iter().filter(|route| route.method == "post").map(|route| route.path).collect();
-    let tried: BTreeSet<&str> = OPENAI_BODIES
-        .iter()
-        .flat_map(|bodies| bodies())
-        .chain(bodies())
-        .chain(embeddings())
-        .map(|body| body.path)
-        .collect();
+    let tried: BTreeSet<&str> = all_bodies().into_iter().map(|body| body.path).collect();
     let exempt = WITHOUT_BODY.iter().copied().chain(ALIASES.iter().map(|alias| alias.path));
     let covered: BTreeSet<&str> = tried.iter().copied().chain(exempt).collect();
     assert_eq!(routes, covered, "routes of server/src/routes.rs and paths of costly bodies");
     let missing: Vec<&str> =
         ALIASES.iter().map(|alias| alias.of).filter(|path| !tried.contains(path)).collect();
     assert!(missing.is_empty(), "{missing:?}");
+}
+
+/// A row of the table of routes in docs/operations.md.
+struct DocumentedRoute {
+    paths: Vec<String>,
+    /// Name of the worst body; empty = the route reads no body.
+    body: String,
+    /// Measured memory in bytes per byte of the body.
+    measured: Option<u64>,
+    /// Maximum memory in bytes per byte of the body, which the test of the body checks.
+    bound: Option<u64>,
+}
+
+/// Returns the rows of the table of routes in docs/operations.md.
+fn documented_routes() -> Vec<DocumentedRoute> {
+    const HEADING: &str = "### Worst-case body of each route\n";
+    let page = fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/operations.md"));
+    let page = page.unwrap();
+    let section = page.split_once(HEADING).expect("the heading of the table").1;
+    let section = section.split("\n#").next().unwrap();
+    let row = |line: &str| {
+        let cells: Vec<&str> = line.trim_matches('|').split('|').map(str::trim).collect();
+        let [paths, body, measured, bound, _limit] = cells[..] else { panic!("{line}") };
+        let paths = paths.split('`').filter(|path| path.starts_with('/')).map(str::to_owned);
+        let number = |cell: &str| cell.replace(',', "").parse().ok();
+        let (measured, bound, body) = (number(measured), number(bound), body.to_owned());
+        DocumentedRoute { paths: paths.collect(), body, measured, bound }
+    };
+    section.lines().filter(|line| line.starts_with("| `/")).map(row).collect()
+}
+
+#[test]
+fn every_route_has_a_documented_worst_body() {
+    let rows = documented_routes();
+    let routes = table().into_iter().filter(|route| route.method == "post");
+    let mut routes: Vec<&str> = routes.map(|route| route.path).collect();
+    let mut documented: Vec<&str> =
+        rows.iter().flat_map(|row| &row.paths).map(|p| &p[..]).collect();
+    routes.sort_unstable();
+    documented.sort_unstable();
+    assert_eq!(routes, documented, "POST routes, and the rows of docs/operations.md");
+    for DocumentedRoute { paths, body, measured, bound } in &rows {
+        if body.is_empty() {
+            assert!(paths.iter().all(|path| WITHOUT_BODY.contains(&&path[..])), "{paths:?}");
+            continue;
+        }
+        let tried = all_bodies().into_iter().find(|of| of.path == paths[0] && of.name == body);
+        let factor = tried.unwrap_or_else(|| panic!("{paths:?}: no test of {body:?}")).factor;
+        assert_eq!(*bound, Some(factor), "{paths:?}: bound of the test of {body:?}");
+        assert!(measured.is_some_and(|measured| measured <= factor), "{paths:?}: {measured:?}");
+    }
 }
 
 #[test]
