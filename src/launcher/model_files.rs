@@ -110,6 +110,7 @@ impl ModelFiles {
         let overrides = args.model.config_overrides();
         let model_config = ModelConfig::fields_with(&self.tokenizer_dir, &overrides)?;
         let tokenizer = Tokenizer::load_with(&self.tokenizer_dir, &model_config.into())?;
+        let tokenizer = tokenizer.with_eos_ids(&self.config.eos);
         let tokenizer = tokenizer.with_memory(args.engine.max_text_memory.0);
         let output_bytes_max = settings::prompt_bytes_max(self.max_model_len);
         let template_arg = args.reply.chat_template.as_deref();

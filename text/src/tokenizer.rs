@@ -263,7 +263,7 @@ impl Tokenizer {
     }
 
     /// Returns the EOS token ids without duplicates: first the ids of the tokenizer, then the ids of the
-    /// model's generation configuration.
+    /// model.
     pub fn eos_ids(&self) -> &[Token] {
         &self.eos_ids
     }

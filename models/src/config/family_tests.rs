@@ -40,6 +40,28 @@ fn granite_has_four_multipliers() {
 }
 
 #[test]
+fn absent_eos_tokens_have_the_default_of_the_architecture() {
+    let eos = |name: &str, fields: Value| parse(name, &fields).unwrap().eos;
+    const GLM: [u32; 3] = [151_329, 151_336, 151_338];
+    for (name, default) in [
+        ("GlmForCausalLM", &GLM[..]),
+        ("Glm4ForCausalLM", &GLM),
+        ("Ernie4_5ForCausalLM", &[2]),
+        ("Olmo2ForCausalLM", &[50_279]),
+        ("Phi3ForCausalLM", &[32_000]),
+        ("SmolLM3ForCausalLM", &[128_001]),
+        ("Qwen3ForCausalLM", &[]),
+    ] {
+        let vocabulary = json!({"vocab_size": 160_000});
+        assert_eq!(eos(name, vocabulary), default, "{name}");
+        let small: Vec<u32> = default.iter().copied().filter(|id| *id < 320).collect();
+        assert_eq!(eos(name, json!({})), small, "{name}");
+        assert_eq!(eos(name, json!({"eos_token_id": 7})), [7], "{name}");
+        assert_eq!(eos(name, json!({"eos_token_id": null})), [0; 0], "{name}");
+    }
+}
+
+#[test]
 fn smollm3_has_layers_without_rope() {
     const NAME: &str = "SmolLM3ForCausalLM";
     let layers = |fields: Value| parse(NAME, &fields).map(|config| config.nope_layers);
@@ -298,7 +320,7 @@ fn listed_layer_types_must_agree_with_the_window() {
     }
     for name in ["LlamaForCausalLM", "MistralForCausalLM", "Phi3ForCausalLM", "Olmo2ForCausalLM"] {
         let error = windows(name, &listed(json!({}))).unwrap_err();
-        assert!(error.contains("`layer_types`"), "{name}: {error}");
+        assert!(error.contains("`layer_types["), "{name}: {error}");
     }
 }
 

@@ -137,9 +137,9 @@ fn delta_layers(fields: &JsonFields, layers: usize) -> Result<Vec<bool>, ModelCo
         }
         return Ok((0..layers).map(|i| !(i + 1).is_multiple_of(interval)).collect());
     };
-    if !types.iter().all(|kind| [LINEAR, FULL].contains(kind)) {
+    if let Some(layer) = types.iter().position(|kind| ![LINEAR, FULL].contains(kind)) {
         let why = format!("supported are {LINEAR} and {FULL}");
-        return Err(fields.unsupported(TYPES, &why));
+        return Err(fields.unsupported_entry(TYPES, layer, &why));
     }
     if types.len() != layers {
         let detail = format!("{} entries for {layers} layers", types.len());

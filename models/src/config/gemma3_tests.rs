@@ -74,7 +74,7 @@ fn windowed_layers_follow_types_or_pattern() {
     assert_eq!(text(&full).unwrap().layer_attention, None);
     assert_eq!(text(&json!({})).unwrap().window_at(0), Some(4096));
     types[1] = "chunked_attention";
-    assert_rejected(&json!({"layer_types": types}), "layer_types");
+    assert_rejected(&json!({"layer_types": types}), "layer_types[1]");
     assert_rejected(&json!({"layer_types": ["full_attention"]}), "layer_types");
     assert_rejected(&json!({"_sliding_window_pattern": 3}), "_sliding_window_pattern");
     assert_rejected(&json!({"sliding_window_pattern": 0}), "sliding_window_pattern");

@@ -142,10 +142,9 @@ impl JsonFields {
 
     /// Reads the required field `field`, a list of finite numbers above 0.
     pub(crate) fn positive_numbers(&self, field: &str) -> Result<Vec<f64>, ModelConfigError> {
-        let value = self.value(field).ok_or_else(|| self.missing(field))?;
         let number = |v: &Value| v.as_f64().filter(|x| x.is_finite() && *x > 0.0);
-        let numbers = value.as_array().and_then(|list| list.iter().map(number).collect());
-        numbers.ok_or_else(|| self.wrong(field, "a list of numbers above zero", value))
+        let list = self.list(field, "a list of numbers above zero", "a number above zero", number);
+        list?.ok_or_else(|| self.missing(field))
     }
 
     /// Reads the optional field `field`, a finite number.
@@ -176,19 +175,35 @@ impl JsonFields {
     /// Reads the optional field `field`, a token id or a list of token ids; returns an empty list if the
     /// field is absent.
     pub(crate) fn tokens(&self, field: &str) -> Result<Vec<u32>, ModelConfigError> {
-        let Some(value) = self.value(field) else { return Ok(Vec::new()) };
-        let wrong = || self.wrong(field, "a token id or a list of token ids", value);
-        let id = |v: &Value| v.as_u64().and_then(|n| u32::try_from(n).ok()).ok_or_else(wrong);
-        match value {
-            Value::Array(list) => list.iter().map(id).collect(),
-            one => Ok(vec![id(one)?]),
+        let id = |v: &Value| v.as_u64().and_then(|n| u32::try_from(n).ok());
+        if let Some(id) = self.value(field).and_then(id) {
+            return Ok(vec![id]);
         }
+        let list = self.list(field, "a token id or a list of token ids", "a token id", id);
+        Ok(list?.unwrap_or_default())
     }
 
     pub(crate) fn strings(&self, field: &str) -> Result<Option<Vec<&str>>, ModelConfigError> {
+        self.list(field, "a list of strings", "a string", Value::as_str)
+    }
+
+    /// Reads the optional field `field`, a list; `read` returns `None` for invalid entries. `list` and `entry` describe
+    /// a valid list and a valid entry.
+    ///
+    /// Errors: the field is not a list, or an entry is invalid; the error contains the index of the entry.
+    pub(crate) fn list<'a, T>(
+        &'a self,
+        field: &str,
+        list: &str,
+        entry: &str,
+        read: impl Fn(&'a Value) -> Option<T>,
+    ) -> Result<Option<Vec<T>>, ModelConfigError> {
         let Some(value) = self.value(field) else { return Ok(None) };
-        let list = value.as_array().and_then(|l| l.iter().map(Value::as_str).collect());
-        list.map(Some).ok_or_else(|| self.wrong(field, "a list of strings", value))
+        let Some(entries) = value.as_array() else { return Err(self.wrong(field, list, value)) };
+        let read = |(index, value)| {
+            read(value).ok_or_else(|| self.wrong(&entry_name(field, index), entry, value))
+        };
+        entries.iter().enumerate().map(read).collect::<Result<_, _>>().map(Some)
     }
 
     pub(crate) fn missing(&self, field: &str) -> ModelConfigError {
@@ -210,6 +225,24 @@ impl JsonFields {
         let found = self.map.get(field).map_or_else(|| "its absence".to_owned(), excerpt);
         let (path, field) = (self.path.clone(), self.full(field));
         ModelConfigError::Unsupported { path, field, found, why: why.to_owned() }
+    }
+
+    /// Creates the error for entry `index` of the list in the field `field`. The entry is well-formed but not
+    /// supported.
+    pub(crate) fn unsupported_entry(
+        &self,
+        field: &str,
+        index: usize,
+        why: &str,
+    ) -> ModelConfigError {
+        let list = self.map.get(field).and_then(Value::as_array);
+        let entry = list.and_then(|list| list.get(index));
+        ModelConfigError::Unsupported {
+            path: self.path.clone(),
+            field: self.full(&entry_name(field, index)),
+            found: entry.map_or_else(|| "its absence".to_owned(), excerpt),
+            why: why.to_owned(),
+        }
     }
 
     pub(crate) fn contradiction(&self, field: &str, detail: String) -> ModelConfigError {
@@ -261,9 +294,15 @@ impl JsonFields {
     }
 
     fn full(&self, field: &str) -> String {
-        let prefix = if self.inherited.contains(&field) { "" } else { &self.prefix };
+        let name = field.split('[').next().unwrap_or_default();
+        let prefix = if self.inherited.contains(&name) { "" } else { &self.prefix };
         format!("{prefix}{field}")
     }
+}
+
+/// Name of an entry of the list in the field `field`, for error messages.
+fn entry_name(field: &str, index: usize) -> String {
+    format!("{field}[{index}]")
 }
 
 /// JSON text of a value for an error message, truncated so that the message stays on one line.

@@ -130,10 +130,11 @@ fn equal_layers(
     window: Option<usize>,
 ) -> Result<Vec<bool>, ModelConfigError> {
     let windowed = window.is_some_and(|window| window < config.context_max());
-    if listed.is_some_and(|listed| listed.contains(&!windowed)) {
+    let differing = listed.and_then(|listed| listed.iter().position(|&layer| layer != windowed));
+    if let Some(layer) = differing {
         let kind = if windowed { WINDOWED } else { FULL };
         let why = format!("every layer has the type {kind}, as `{WINDOW}` says");
-        return Err(fields.unsupported(TYPES, &why));
+        return Err(fields.unsupported_entry(TYPES, layer, &why));
     }
     Ok(vec![windowed; config.layers])
 }
@@ -160,9 +161,9 @@ fn listed_layers(
     let is_granite = config.architecture == ModelArchitecture::GraniteMoeHybrid;
     let is_known =
         |kind: &&str| [FULL, WINDOWED].contains(kind) || (is_granite && *kind == "attention");
-    if !types.iter().all(is_known) {
+    if let Some(layer) = types.iter().position(|kind| !is_known(kind)) {
         let why = format!("supported are {FULL} and {WINDOWED}");
-        return Err(fields.unsupported(TYPES, &why));
+        return Err(fields.unsupported_entry(TYPES, layer, &why));
     }
     if types.len() != config.layers {
         let detail = format!("{} entries for {} layers", types.len(), config.layers);

@@ -9,6 +9,7 @@ mod architecture_traits;
 mod config_overrides;
 #[cfg(test)]
 mod deepseek_tests;
+mod default_eos;
 mod eagle3;
 mod error;
 #[cfg(test)]
@@ -142,7 +143,7 @@ pub struct ModelConfig {
     pub dtype: Option<CheckpointDType>,
     /// BOS token, if the model uses one.
     pub bos: Option<u32>,
-    /// EOS tokens; `generation_config.json` overrides `config.json`.
+    /// EOS tokens; `generation_config.json` overrides `config.json`. If neither has any, the default of the architecture.
     pub eos: Vec<u32>,
     /// Sampling defaults from `generation_config.json`.
     pub generation: GenerationConfig,

@@ -280,11 +280,9 @@ fn groups(
 
 fn dense_layers(fields: &JsonFields, layers: usize) -> Result<Vec<usize>, ModelConfigError> {
     const FIELD: &str = "mlp_only_layers";
-    let Some(value) = fields.value(FIELD) else { return Ok(Vec::new()) };
-    let invalid = || fields.wrong(FIELD, "a list of layer numbers", value);
-    let list = value.as_array().ok_or_else(invalid)?;
-    let numbers: Option<Vec<u64>> = list.iter().map(serde_json::Value::as_u64).collect();
-    let mut numbers = numbers.ok_or_else(invalid)?;
+    let number = serde_json::Value::as_u64;
+    let numbers = fields.list(FIELD, "a list of layer numbers", "a layer number", number)?;
+    let mut numbers = numbers.unwrap_or_default();
     numbers.sort_unstable();
     numbers.dedup();
     if let Some(invalid) = numbers.iter().find(|n| **n >= layers as u64) {

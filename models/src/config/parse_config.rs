@@ -5,6 +5,7 @@
 //! of a few fields do not overflow u64 for any input.
 
 use super::architecture_rules::AttentionBiasRule;
+use super::default_eos::default_eos;
 use super::gemma3::{self, logit_softcap};
 use super::gemma4::{self, per_layer_input};
 use super::heads::{HeadCounts, gqa_heads, mla_heads};
@@ -48,11 +49,12 @@ pub(super) fn config(
     let HeadCounts { query: heads, key_value: kv_heads, dim: head_dim } = heads;
     let max_positions = fields.size("max_position_embeddings", POSITION_LIMIT)?;
     let AttentionBiasFlags { qkv_bias, out_bias } = AttentionBiasFlags::read(fields, architecture)?;
-    let config_eos = fields.tokens("eos_token_id")?;
+    let vocab = fields.size("vocab_size", VOCAB_LIMIT)?;
+    let config_eos = eos_tokens(fields, architecture, vocab)?;
     let mut config = ModelConfig {
         architecture,
         matryoshka: matryoshka(fields)?,
-        vocab: fields.size("vocab_size", VOCAB_LIMIT)?,
+        vocab,
         hidden,
         layers,
         heads,
@@ -120,6 +122,21 @@ fn check_rotary(fields: &JsonFields, config: &ModelConfig) -> Result<(), ModelCo
         }
     }
     Ok(())
+}
+
+/// Reads the EOS tokens, with the default of the architecture if the field is absent. The value null means no EOS token, as in
+/// transformers. Default tokens outside of the vocabulary are omitted.
+fn eos_tokens(
+    fields: &JsonFields,
+    architecture: ModelArchitecture,
+    vocab: usize,
+) -> Result<Vec<u32>, ModelConfigError> {
+    const FIELD: &str = "eos_token_id";
+    if fields.value(FIELD).is_some() || fields.is_null(FIELD) {
+        return fields.tokens(FIELD);
+    }
+    let is_in_vocabulary = |token: &u32| (*token as usize) < vocab;
+    Ok(default_eos(architecture).iter().copied().filter(is_in_vocabulary).collect())
 }
 
 /// Rejects fields that would change the arithmetic but are not supported for this architecture.
@@ -222,12 +239,17 @@ fn reject_hybrid_layers(
     if fields.number_or_none("num_local_experts")? != Some(0.0) {
         return Err(fields.unsupported("num_local_experts", "only 0 is: dense models"));
     }
-    let types = fields.strings("layer_types")?.unwrap_or_default();
-    let is_attention = |kind: &&str| matches!(*kind, "attention" | "full_attention");
-    if types.is_empty() || !types.iter().all(is_attention) {
-        return Err(fields.unsupported("layer_types", "every layer must be `attention`"));
+    const TYPES: &str = "layer_types";
+    const WHY: &str = "every layer must be `attention`";
+    let types = fields.strings(TYPES)?.unwrap_or_default();
+    if types.is_empty() {
+        return Err(fields.unsupported(TYPES, WHY));
     }
-    Ok(())
+    let is_attention = |kind: &str| matches!(kind, "attention" | "full_attention");
+    match types.iter().position(|kind| !is_attention(kind)) {
+        Some(layer) => Err(fields.unsupported_entry(TYPES, layer, WHY)),
+        None => Ok(()),
+    }
 }
 
 /// Reads the indices of the layers without RoPE: the layers whose value in `no_rope_layers` is 0 or, if this
@@ -250,15 +272,16 @@ fn nope_layers(
         }
         _ => return Ok(Vec::new()),
     }
-    let Some(value) = fields.value(FIELD) else {
+    let list = "a list with 1 (RoPE) or 0 for each layer";
+    let Some(flags) = fields.list(FIELD, list, "1 (RoPE) or 0", serde_json::Value::as_u64)? else {
         let interval = fields.size_or_none("no_rope_layer_interval", LAYER_LIMIT)?;
         let interval = interval.unwrap_or(DEFAULT_INTERVAL);
         return Ok((0..layers).filter(|i| (i + 1).is_multiple_of(interval)).collect());
     };
-    let list = value.as_array().filter(|list| list.len() >= layers);
-    let flags = list.and_then(|list| list.iter().map(serde_json::Value::as_u64).collect());
-    let flags: Vec<u64> = flags
-        .ok_or_else(|| fields.wrong(FIELD, "a list with 1 (RoPE) or 0 for each layer", value))?;
+    if flags.len() < layers {
+        let detail = format!("{} entries for {layers} layers", flags.len());
+        return Err(fields.contradiction(FIELD, detail));
+    }
     Ok((0..layers).filter(|i| flags[*i] == 0).collect())
 }
 

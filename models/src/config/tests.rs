@@ -300,6 +300,65 @@ fn text_part_has_fields_of_the_outer_object() {
 }
 
 #[test]
+fn shared_fields_of_wrong_types_are_rejected_at_both_levels() {
+    let shared = [
+        ("quantization_config", json!({"quant_method": "fp8"}), json!("fp8")),
+        ("compression_config", Value::Null, json!([])),
+        ("bos_token_id", json!(1), json!("<s>")),
+        ("eos_token_id", json!([2, 3]), json!([2, "</s>"])),
+        ("dtype", json!("bfloat16"), json!(16)),
+        ("torch_dtype", json!("bfloat16"), json!(["bfloat16"])),
+        ("tie_word_embeddings", json!(true), json!("false")),
+    ];
+    for (field, valid, wrong) in &shared {
+        let error = |outer: &Value, inner: &Value| {
+            let mut config = json!({"architectures": ["Qwen3VLForConditionalGeneration"],
+                "text_config": with(qwen3(), json!({"model_type": "qwen3_vl_text", (*field): inner}))});
+            config[*field] = outer.clone();
+            parse(&config).unwrap_err().to_string()
+        };
+        for other in [valid, &Value::Null] {
+            let (outer, inner) = (error(wrong, other), error(other, wrong));
+            let prefix = format!("`{field}");
+            assert!(outer.contains(&prefix) && outer.contains("expected"), "{outer}");
+            let prefix = format!("`text_config.{field}");
+            assert!(inner.contains(&prefix) && inner.contains("expected"), "{inner}");
+        }
+    }
+}
+
+#[test]
+fn errors_of_long_lists_name_the_wrong_entry() {
+    let mut types = vec![json!("full_attention"); 28];
+    types[23] = json!("chunked_attention");
+    let factors = |entry: Value| {
+        let mut factors = vec![json!(1.5); 48];
+        factors[40] = entry;
+        factors
+    };
+    let rope = json!({"rope_scaling": {"type": "longrope", "long_factor": vec![1.0; 48],
+        "short_factor": factors(json!(-1))}});
+    let ignored = vec!["lm_head"; 30].into_iter().chain(["re:("]).collect::<Vec<_>>();
+    for (config, field, found) in [
+        (with(qwen3(), json!({"layer_types": types})), "layer_types[23]", r#""chunked_attention""#),
+        (with(qwen3(), json!({"layer_types": factors(json!(1))})), "layer_types[0]", "1.5"),
+        (phi4_mini(rope), "rope_scaling.short_factor[40]", "-1"),
+        (
+            with(
+                qwen3(),
+                json!({"quantization_config": {"quant_method": "fp8",
+                    "modules_to_not_convert": ignored}}),
+            ),
+            "quantization_config.modules_to_not_convert[30]",
+            r#""re:(""#,
+        ),
+    ] {
+        let error = parse(&config).unwrap_err().to_string();
+        assert!(error.contains(&format!("`{field}`")) && error.contains(found), "{error}");
+    }
+}
+
+#[test]
 fn unsupported_fields_are_rejected_by_name() {
     let error = parse(&with(qwen3(), json!({"architectures": ["GPT2LMHeadModel"]}))).unwrap_err();
     let names = ModelArchitecture::ALL.map(ModelArchitecture::name).join(", ");
@@ -349,7 +408,7 @@ fn unsupported_attention_is_rejected_by_name() {
     expect_error(
         json!({"layer_types": ["chunked_attention"]}),
         expect![[
-            r#"config.json: field `layer_types`: ["chunked_attention"] is not supported: supported are full_attention and sliding_attention"#
+            r#"config.json: field `layer_types[0]`: "chunked_attention" is not supported: supported are full_attention and sliding_attention"#
         ]],
     );
 }
@@ -384,9 +443,7 @@ fn invalid_values_are_rejected_by_name() {
     );
     expect_error(
         json!({"eos_token_id": [1, -2]}),
-        expect![
-            "config.json: field `eos_token_id`: expected a token id or a list of token ids, found [1,-2]"
-        ],
+        expect!["config.json: field `eos_token_id[1]`: expected a token id, found -2"],
     );
     expect_error(
         json!({"num_key_value_heads": 3}),

@@ -8,9 +8,10 @@ use super::{ModelArchitecture, ModelConfigError};
 
 /// Name of the object in `config.json` that contains the fields of the text part.
 const TEXT_CONFIG: &str = "text_config";
-/// Fields that are read from the outermost object if `text_config` does not contain them.
-const INHERITED: &[&str] =
-    &["quantization_config", "compression_config", "quantization", "bos_token_id", "eos_token_id"];
+/// Objects that are read from the outermost object if `text_config` does not contain them.
+const INHERITED_OBJECTS: &[&str] = &["quantization_config", "compression_config", "quantization"];
+/// Token ids that are read from the outermost object if `text_config` does not contain them.
+const INHERITED_TOKENS: &[&str] = &["bos_token_id", "eos_token_id"];
 /// Field for which a value in the outermost object takes precedence over `text_config`.
 const TIE: &str = "tie_word_embeddings";
 /// Fields that may only be in `text_config`. In the outermost object they would have no effect.
@@ -72,11 +73,29 @@ pub(super) fn text_fields(
             return Err(fields.unsupported(field, &why));
         }
     }
+    check_shared_types(fields)?;
+    check_shared_types(&text)?;
     let has_dtype = DTYPES.iter().any(|field| fields.value(field).is_some());
     let has_tie = fields.value(TIE).is_some();
-    let outer = INHERITED.iter().filter(|field| text.value(field).is_none());
+    let inherited = INHERITED_OBJECTS.iter().chain(INHERITED_TOKENS);
+    let outer = inherited.filter(|field| text.value(field).is_none());
     let outer = outer.chain(DTYPES.iter().filter(|_| has_dtype)).copied();
     let outer = outer.chain([TIE].into_iter().filter(|_| has_tie));
     let inherited: Vec<&str> = outer.collect();
     Ok(text.inheriting(fields, inherited))
+}
+
+/// Checks the types of the fields that the outermost object and `text_config` may both contain. A value of a wrong type is
+/// an error even if the value of the other object takes precedence.
+fn check_shared_types(object: &JsonFields) -> Result<(), ModelConfigError> {
+    for field in INHERITED_OBJECTS {
+        object.object(field)?;
+    }
+    for field in INHERITED_TOKENS {
+        object.tokens(field)?;
+    }
+    for field in DTYPES {
+        object.text(field)?;
+    }
+    object.flag(TIE, false).map(drop)
 }

@@ -111,6 +111,7 @@ fn eos_ids_come_from_three_files() {
     let overridden = json!({"eos_token_id": [11, 12]});
     let tokenizer = Tokenizer::load_with(dir.path(), &overridden).unwrap();
     assert_eq!(tokenizer.eos_ids(), [265, 7, 11, 12]);
+    assert_eq!(tokenizer.with_eos_ids(&[7, 13]).eos_ids(), [265, 7, 11, 12, 13]);
     write(dir.path(), "config.json", &json!({"eos_token_id": "x"}));
     let error = Tokenizer::load(dir.path()).unwrap_err().to_string();
     assert!(error.contains("config.json: eos_token_id"), "{error}");

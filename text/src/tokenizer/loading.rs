@@ -207,4 +207,13 @@ impl Tokenizer {
             config,
         })
     }
+
+    /// Adds the EOS ids `ids` of the model, which may be default values that its files do not contain.
+    #[must_use]
+    pub fn with_eos_ids(mut self, ids: &[Token]) -> Self {
+        let added: Vec<Token> =
+            ids.iter().copied().filter(|id| !self.eos_ids.contains(id)).collect();
+        self.eos_ids.extend(added);
+        self
+    }
 }

@@ -66,10 +66,10 @@ impl ModulePattern {
         field: &str,
         parse: fn(&str) -> Result<Self, regex::Error>,
     ) -> Result<Vec<Self>, ModelConfigError> {
-        let invalid_pattern =
-            |_| fields.unsupported(field, "valid regular expressions without look-around are");
-        let entries = fields.strings(field)?.unwrap_or_default().into_iter();
-        entries.map(|entry| parse(entry).map_err(invalid_pattern)).collect()
+        const WHY: &str = "valid regular expressions without look-around are";
+        let entries = fields.strings(field)?.unwrap_or_default().into_iter().enumerate();
+        let parse = |(i, entry)| parse(entry).map_err(|_| fields.unsupported_entry(field, i, WHY));
+        entries.map(parse).collect()
     }
 }
 
