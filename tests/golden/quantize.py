@@ -1,15 +1,21 @@
-"""Writes the checkpoints in tests/data/quantized: tiny models quantised to FP8 by llm-compressor and ModelOpt.
+"""Writes the checkpoints in tests/data/quantized: tiny models quantised to FP8 by llm-compressor, ModelOpt and transformers.
 
     python tests/golden/quantize.py [CASE ...]
 
-Needs transformers 5.23.0, torch 2.11.0, llmcompressor 0.14.0, compressed-tensors 0.20.0, nvidia-modelopt 0.47.0 and
-safetensors. Rust never runs this script. Each folder has the files that the tool wrote, and `expected.safetensors` with
+Needs transformers 5.23.0, torch 2.11.0, llmcompressor 0.14.0, compressed-tensors 0.20.0, nvidia-modelopt 0.47.0, accelerate
+and safetensors. Rust never runs this script. Each folder has the files that the tool wrote, and `expected.safetensors` with
 40 tokens and their logits in f32, twice:
 
     weights    transformers with the stored weights times their scales, activations unquantised, as on the CPU
     quantised  the tool's own model, which also quantises activations (and, with scales for it, the KV cache)
+
+transformers quantises on GPUs only ("No GPU or XPU found. A GPU or XPU is needed for FP8 quantization."), although its
+quantisation is independent of the device: the check is skipped. Its kernels need a GPU, so that `quantised` is computed in
+bf16 with dequantised weights, and with activations rounded to FP8 per token and group of 128 channels, as the kernels do.
 """
 
+import contextlib
+import copy
 import json
 import shutil
 import sys
@@ -60,12 +66,21 @@ BLOCK_SIZES = SIZES | {
     "num_attention_heads": 4,
     "head_dim": 128,
 }
+# Projections with two blocks, so that each of two ranks has a whole block. One layer, because these weights are large.
+TWO_BLOCK_SIZES = SIZES | {
+    "num_hidden_layers": 1,
+    "hidden_size": 128,
+    "intermediate_size": 256,
+    "num_attention_heads": 2,
+    "head_dim": 128,
+}
+BLOCK_MOE_SIZES = MOE_SIZES | TWO_BLOCK_SIZES | {"moe_intermediate_size": 256, "mlp_only_layers": []}
 
 
 def sizes_of(name: str) -> dict:
-    if CASES[name][0] == "qwen3_moe":
-        return MOE_SIZES
-    return BLOCK_SIZES if name in BLOCK_CASES else SIZES
+    if name in BLOCK_CASES:
+        return BLOCK_CASES[name]
+    return MOE_SIZES if CASES[name][0] == "qwen3_moe" else SIZES
 
 
 def one_group(weights: dict, activations: dict) -> dict:
@@ -107,15 +122,17 @@ def batches():
     return [torch.randint(3, VOCAB, (1, 64), generator=generator) for _ in range(4)]
 
 
-def llm_compressor(model, folder: Path, groups: dict, cache: dict | None):
-    """Quantises with a recipe of `groups`. The weights and the calibrated scales are rounded by the tool."""
+def llm_compressor(model, folder: Path, groups: dict | str, cache: dict | None):
+    """Quantises with a recipe of `groups`, or with the preset scheme of this name. The weights and the calibrated scales are
+    rounded by the tool."""
     from datasets import Dataset
     from llmcompressor import oneshot
     from llmcompressor.modifiers.quantization import QuantizationModifier
 
     model = loaded_for_calibration(model)
     ignored = ["lm_head", "re:.*mlp.gate$"]
-    recipe = QuantizationModifier(config_groups=groups, ignore=ignored, kv_cache_scheme=cache)
+    linear = {"scheme": groups, "targets": "Linear"} if isinstance(groups, str) else {"config_groups": groups}
+    recipe = QuantizationModifier(**linear, ignore=ignored, kv_cache_scheme=cache)
     rows = [{"input_ids": b[0].tolist(), "attention_mask": [1] * b.shape[1]} for b in batches()]
     words = tokenizers.Tokenizer(tokenizers.models.WordLevel({str(i): i for i in range(VOCAB)}, unk_token="0"))
     processor = transformers.PreTrainedTokenizerFast(tokenizer_object=words, pad_token="0")
@@ -132,20 +149,56 @@ def llm_compressor(model, folder: Path, groups: dict, cache: dict | None):
     return logits
 
 
-def modelopt(model, folder: Path, cache: bool):
-    import copy
-
+def modelopt(model, folder: Path, preset: str = "FP8_DEFAULT_CFG", overrides: list = (), cache: bool = False):
+    """Quantises with the configuration `preset` of ModelOpt and the quantisers `overrides`, of which later ones win."""
     import modelopt.torch.quantization as mtq
     from modelopt.torch.export import export_hf_checkpoint
 
     model = loaded(model)
-    config = copy.deepcopy(mtq.FP8_DEFAULT_CFG)
+    config = copy.deepcopy(getattr(mtq, preset))
+    config["quant_cfg"].extend(overrides)
     if cache:
         config = mtq.utils.update_quant_cfg_with_kv_cache_quant(config, mtq.FP8_KV_CFG["quant_cfg"])
     model = mtq.quantize(model, config, lambda m: [m(b) for b in batches()])
     logits = model(tokens()).logits.float()
     export_hf_checkpoint(model, export_dir=folder)
     return logits
+
+
+def transformers_fp8(model, folder: Path):
+    """Quantises with `FineGrainedFP8Config`. The model that transformers quantised cannot run on a CPU."""
+    from transformers.quantizers.quantizer_finegrained_fp8 import FineGrainedFP8HfQuantizer
+
+    cls, source = model
+    check = FineGrainedFP8HfQuantizer.validate_environment
+    FineGrainedFP8HfQuantizer.validate_environment = lambda *args, **kwargs: None
+    try:
+        config = transformers.FineGrainedFP8Config()
+        cls.from_pretrained(source, dtype=torch.bfloat16, quantization_config=config).save_pretrained(folder)
+    finally:
+        FineGrainedFP8HfQuantizer.validate_environment = check
+
+
+@contextlib.contextmanager
+def rounded_activations():
+    """Rounds the inputs of all linear layers except the LM head and the router to FP8, with one scale per token and group of
+    128 channels."""
+    linear = torch.nn.functional.linear
+
+    def rounded(x: torch.Tensor) -> torch.Tensor:
+        groups = x.float().unflatten(-1, (-1, 128))
+        scale = groups.abs().amax(-1, keepdim=True).clamp(min=1e-12) / 448
+        return ((groups / scale).to(torch.float8_e4m3fn).float() * scale).flatten(-2).to(x.dtype)
+
+    def quantised(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+        is_quantised = len(weight) not in (VOCAB, MOE_SIZES["num_experts"])
+        return linear(rounded(x) if is_quantised else x, weight, bias)
+
+    torch.nn.functional.linear = quantised
+    try:
+        yield
+    finally:
+        torch.nn.functional.linear = linear
 
 
 def tokens() -> torch.Tensor:
@@ -209,35 +262,88 @@ CASES = {
     ),
     "llm_compressor-experts": (
         "qwen3_moe",
-        lambda m, f: llm_compressor(m, f, one_group(CHANNEL, TOKEN), None),
+        lambda m, f: llm_compressor(m, f, "FP8_DYNAMIC", None),
     ),
+    "llm_compressor-block-experts": ("qwen3_moe", lambda m, f: llm_compressor(m, f, "FP8_BLOCK", None)),
     "modelopt-kv": ("llama", lambda m, f: modelopt(m, f, cache=True)),
-    "modelopt-experts": ("qwen3_moe", lambda m, f: modelopt(m, f, cache=False)),
+    "modelopt-experts": ("qwen3_moe", lambda m, f: modelopt(m, f)),
+    "modelopt-channels": ("qwen3", lambda m, f: modelopt(m, f, "FP8_PER_CHANNEL_PER_TOKEN_CFG")),
+    "modelopt-channel-experts": ("qwen3_moe", lambda m, f: modelopt(m, f, "FP8_PER_CHANNEL_PER_TOKEN_CFG")),
+    "modelopt-blocks": ("qwen3", lambda m, f: modelopt(m, f, "FP8_2D_BLOCKWISE_WEIGHT_ONLY_CFG")),
+    "modelopt-block-experts": ("qwen3_moe", lambda m, f: modelopt(m, f, "FP8_2D_BLOCKWISE_WEIGHT_ONLY_CFG")),
+    # Attention has scales per channel and token, the experts and the dense MLP have one scale, and the key projection of
+    # layer 1 is not quantised: MIXED_PRECISION.
+    "modelopt-mixed-experts": (
+        "qwen3_moe",
+        lambda m, f: modelopt(
+            m,
+            f,
+            overrides=[
+                {"quantizer_name": "*self_attn.*weight_quantizer", "cfg": {"num_bits": (4, 3), "axis": 0}},
+                {
+                    "quantizer_name": "*self_attn.*input_quantizer",
+                    "cfg": {"num_bits": (4, 3), "axis": None, "type": "dynamic", "block_sizes": {-1: None}},
+                },
+                {"quantizer_name": "*layers.1.self_attn.k_proj*", "enable": False},
+            ],
+        ),
+    ),
+    "transformers-blocks": ("qwen3", transformers_fp8),
+    "transformers-block-experts": ("qwen3_moe", transformers_fp8),
 }
-BLOCK_CASES = ["llm_compressor-block-heads"]
+BLOCK_CASES = {
+    "llm_compressor-block-heads": BLOCK_SIZES,
+    "llm_compressor-block-experts": BLOCK_MOE_SIZES,
+    "modelopt-blocks": TWO_BLOCK_SIZES,
+    "modelopt-block-experts": BLOCK_MOE_SIZES,
+    "transformers-blocks": TWO_BLOCK_SIZES,
+    "transformers-block-experts": BLOCK_MOE_SIZES,
+}
 
 
 def scaled(value: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
-    """`value` times `scale`: one scale, one per row, or one per block of 128 x 128."""
+    """`value` times `scale`: one scale, one per row (also without the second dimension), or one per block of 128 x 128
+    (also as `[rows, 1, columns, 1]`)."""
     scale = scale.to(torch.float32)
+    if scale.dim() == 1 and len(scale) == len(value):
+        scale = scale[:, None]
+    if scale.dim() == 4:
+        scale = scale[:, 0, :, 0]
     if list(scale.shape) == [n // 128 for n in value.shape]:
         scale = scale.repeat_interleave(128, 0).repeat_interleave(128, 1)
     return value.to(torch.float32) * scale
 
 
-def dequantised(kind: str, sizes: dict, folder: Path) -> torch.Tensor:
-    """Logits of transformers for the stored weights times their scales, in f32."""
+def scale_of(stored: dict, name: str) -> torch.Tensor:
+    """Scale of the weight `name`: of its own, or in the tensor with the scales of all experts of a layer."""
+    for suffix in ("_scale", "_scale_inv"):
+        if name + suffix in stored:
+            return stored[name + suffix]
+    if ".experts." not in name:
+        return torch.ones(())
+    layer, _, expert = name.partition(".experts.")
+    index, projection, _ = expert.split(".")
+    fused = "down_proj" if projection == "down_proj" else "gate_up_proj"
+    scales = stored.get(f"{layer}.experts.{fused}_scale_inv")
+    if scales is None:
+        return torch.ones(())
+    scale = scales[int(index)]
+    return scale if fused == "down_proj" else scale.chunk(2)[projection == "up_proj"]
+
+
+def dequantised(kind: str, sizes: dict, folder: Path, dtype: torch.dtype) -> torch.Tensor:
+    """Logits of transformers for the stored weights times their scales."""
     stored = load_file(folder / "model.safetensors")
     weights = {}
     for name, value in stored.items():
         if not name.endswith(("scale", "scale_inv")):
-            weights[name] = scaled(value, stored.get(name + "_scale", torch.ones(())))
+            weights[name] = scaled(value, scale_of(stored, name))
     config = transformers.AutoConfig.for_model(kind, **sizes)
     config._attn_implementation = "eager"
     config._experts_implementation = "eager"
-    model = getattr(transformers, MODELS[kind])(config).to(torch.float32).eval()
+    model = getattr(transformers, MODELS[kind])(config).to(dtype).eval()
     model.load_state_dict(fused_experts(weights))
-    return model(tokens()).logits
+    return model(tokens()).logits.float()
 
 
 def fused_experts(weights: dict) -> dict:
@@ -262,7 +368,11 @@ def write(name: str) -> None:
         for file in ("config.json", "hf_quant_config.json", "model.safetensors"):
             if (Path(path) / file).exists():
                 shutil.copyfile(Path(path) / file, folder / file)
-    expected = {"tokens": tokens()[0].to(torch.int32), "weights": dequantised(kind, sizes_of(name), folder)[0], "quantised": found[0]}
+    if found is None:
+        with rounded_activations():
+            found = dequantised(kind, sizes_of(name), folder, torch.bfloat16)
+    weights = dequantised(kind, sizes_of(name), folder, torch.float32)
+    expected = {"tokens": tokens()[0].to(torch.int32), "weights": weights[0], "quantised": found[0]}
     save_file({k: v.contiguous() for k, v in expected.items()}, folder / "expected.safetensors")
     with safe_open(folder / "model.safetensors", "pt") as file:
         dtypes = {str(file.get_tensor(key).dtype) for key in file.keys()}

@@ -20,7 +20,7 @@ use crate::model_harness::{
 /// `llm_compressor-static-kv`, whose tool also quantises the cache.
 const ACTIVATION_GATE: [f32; 3] = [0.16, 0.60, 0.60];
 
-const CHECKPOINTS: [&str; 9] = [
+const CHECKPOINTS: [&str; 17] = [
     "llm_compressor-static-kv",
     "llm_compressor-groups",
     "llm_compressor-block-heads",
@@ -28,8 +28,16 @@ const CHECKPOINTS: [&str; 9] = [
     "llm_compressor-channels-static-heads",
     "llm_compressor-mixed",
     "llm_compressor-experts",
+    "llm_compressor-block-experts",
     "modelopt-kv",
     "modelopt-experts",
+    "modelopt-channels",
+    "modelopt-channel-experts",
+    "modelopt-blocks",
+    "modelopt-block-experts",
+    "modelopt-mixed-experts",
+    "transformers-blocks",
+    "transformers-block-experts",
 ];
 
 fn logits(

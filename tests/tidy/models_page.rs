@@ -28,7 +28,7 @@ const FORMATS: &str = "
 | Format | `config.json` | CPU | NVIDIA | AMD |
 |---|---|---|---|---|
 | f32, bf16, f16 | no `quantization_config` | yes | yes | emulated |
-| FP8 e4m3, scales per block of 128 × 128 | `fp8` with `weight_block_size: [128, 128]`, also with `scale_fmt: ue8m0`; `compressed-tensors` with `strategy: block` | yes | yes | emulated |
+| FP8 e4m3, scales per block of 128 × 128 | `fp8` with `weight_block_size: [128, 128]`, also with `scale_fmt: ue8m0`; `compressed-tensors` with `strategy: block`; `modelopt` with `FP8_PB_WO`, for all layers or for those in `quantized_layers` | yes | yes | emulated |
 | FP8 e4m3, scales per output channel | `compressed-tensors` with `strategy: channel`; `modelopt` with `FP8_PER_CHANNEL_PER_TOKEN`, for all layers or, with `MIXED_PRECISION`, for those in `quantized_layers` | yes | yes | emulated |
 | FP8 e4m3, one scale per weight | `fp8` without `weight_block_size`; `compressed-tensors` with `strategy: tensor`; `modelopt` with `FP8`, for all layers or for those in `quantized_layers` | yes | yes | emulated |
 | MXFP4, experts of gpt-oss | `mxfp4` | dequantised to 16 bits (f32 with `--dtype float32`) when loaded | yes: 4 bits in memory, decoded in kernels | emulated |
@@ -37,7 +37,7 @@ const FORMATS: &str = "
 
 The column `config.json` names the `quant_method` of `quantization_config`; `hf_quant_config.json` of ModelOpt is read as well. `compressed-tensors` may have several
 groups, which select layers by name, regular expression or the class `Linear`. Scales of activations are dynamic, or static (`activation_scheme: static`, `dynamic: false`);
-static ones need weights with one scale, or with one per output channel. Of the static scales of a layer's experts, stored separately or in one tensor, the largest is used. Dynamic scales of weights with one scale are computed per token, or per 128 inputs of a token where cuBLASLt multiplies by block scales. GPUs quantise activations of more than 16 tokens; fewer tokens, most
+static ones need weights with one scale, or with one per output channel. Of the static scales of a layer's experts, stored separately or in one tensor, the largest is used. Weight scales of separate experts may be in one tensor (`experts.gate_up_proj_scale_inv`). Dynamic scales of weights with one scale are computed per token, or per 128 inputs of a token where cuBLASLt multiplies by block scales. GPUs quantise activations of more than 16 tokens; fewer tokens, most
 experts on NVIDIA GPUs, and the CPU multiply by dequantised weights.
 
 ### Scales of the KV cache

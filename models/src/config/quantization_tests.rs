@@ -101,9 +101,7 @@ fn modelopt_is_read_from_both_files() {
     assert_eq!(format_of(config.clone()), (Tensor, Static));
     let quantization = read(config.clone()).unwrap();
     assert!(quantization.ignores("model.layers.1.mlp.gate_proj") && !quantization.ignores(Q));
-    assert!(
-        error(with(config.clone(), json!({"quant_algo": "NVFP4"}))).contains("FP8 and FP8_PER")
-    );
+    assert!(error(with(config.clone(), json!({"quant_algo": "NVFP4"}))).contains("FP8, FP8_PER"));
 
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("hf_quant_config.json");
@@ -133,6 +131,12 @@ fn modelopt_is_read_from_both_files() {
     let found = overridden.unwrap().quantization.unwrap();
     assert_eq!((found.of_layer(&[Q]).unwrap().scales, found.ignores(Q)), (Tensor, true));
     assert!(!found.ignores("lm_head"));
+    for algorithm in ["FP8_PB_WO", "fp8_pb_wo"] {
+        write(json!(algorithm));
+        let blocks = from_dir(json!({})).unwrap().quantization.unwrap();
+        let format = blocks.of_layer(&[Q]).unwrap();
+        assert_eq!((format.scales, format.activations), (Blocks, Dynamic));
+    }
     write(json!("W4A8_AWQ"));
     let error = from_dir(json!({})).unwrap_err();
     assert!(error.contains("hf_quant_config.json: field `quantization.quant_algo`"), "{error}");
@@ -158,12 +162,22 @@ fn modelopt_lists_the_layers_of_mixed_precision() {
     assert_eq!(format("model.layers.10.mlp.experts.3.up_proj"), None);
     assert!(mixed.ignores("lm_head"));
 
+    // ModelOpt also writes groups, which have the layers of `quantized_layers`.
+    let static8 = json!({"num_bits": 8, "type": "float", "dynamic": false});
+    let groups = |targets: &[&str]| {
+        let group = json!({"targets": targets, "weights": static8, "input_activations": static8});
+        with(config.clone(), json!({"config_groups": {"group_0": group}}))
+    };
+    assert_eq!(read(groups(&[Q, "model.layers.0.mlp.down_proj"])).unwrap(), mixed);
+    let other = error(groups(&[Q, "lm_head"]));
+    assert!(other.starts_with("config_groups.group_0.targets[1]`: \"lm_head\""), "{other}");
+
     let with_layers =
         |layers: Value| error(with(config.clone(), json!({"quantized_layers": layers})));
     let four_bits = with_layers(json!({Q: {"quant_algo": "NVFP4", "group_size": 16}}));
     assert!(four_bits.starts_with(&format!("quantized_layers.{Q}.")), "{four_bits}");
     let four_bits = with_layers(json!({Q: {"quant_algo": "W4A8_AWQ"}}));
-    expect![[r#"quantized_layers.model.layers.0.self_attn.q_proj.quant_algo`: "W4A8_AWQ" is not supported: FP8 and FP8_PER_CHANNEL_PER_TOKEN are"#]]
+    expect![[r#"quantized_layers.model.layers.0.self_attn.q_proj.quant_algo`: "W4A8_AWQ" is not supported: FP8, FP8_PER_CHANNEL_PER_TOKEN and FP8_PB_WO are"#]]
         .assert_eq(&four_bits);
     let absent = read(with(config.clone(), json!({"quantized_layers": null}))).unwrap_err();
     assert!(absent.contains("quantized_layers"), "{absent}");

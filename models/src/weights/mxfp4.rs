@@ -62,8 +62,8 @@ pub(super) fn locate_mxfp4(
             count: fused.rows,
             transposed: false,
         },
-        matrix: fused.matrix,
         scales: Some(scales),
+        first_scale: fused.matrix * fused.rows * groups,
         activation_scaling: ActivationScaling::default(),
     }))
 }
@@ -84,7 +84,7 @@ pub(super) fn dequantised_part(
     let groups = spec.matrix()[1].div_ceil(MXFP4_GROUP);
     let StackedRowRange { first, step, count, .. } = location.layout;
     let blocks = &bytes[location.bytes.clone()];
-    let scales = &scales[location.matrix * count * groups..(location.matrix + 1) * count * groups];
+    let scales = &scales[location.first_scale..location.first_scale + count * groups];
     let mut values = Vec::with_capacity(slice.elements() * DType::BF16.bytes());
     for row in slice.rows.clone() {
         let row = first + row * step;
@@ -119,8 +119,8 @@ pub(super) fn group_scales<'a>(
     let name = location.scales.as_ref().filter(|_| location.dtype == StoredDType::U8)?;
     let groups = spec.matrix()[1].div_ceil(MXFP4_GROUP);
     let rows = location.layout.span(slice);
-    let first = location.matrix * location.layout.count;
-    checkpoint.bytes(name)?.get((first + rows.start) * groups..(first + rows.end) * groups)
+    let first = location.first_scale;
+    checkpoint.bytes(name)?.get(first + rows.start * groups..first + rows.end * groups)
 }
 
 /// Returns the bf16 value of an E2M1 element (the low 4 bits of `element`) with the E8M0 scale `scale`.

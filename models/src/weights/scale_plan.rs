@@ -1,13 +1,15 @@
 //! Assignment of stored scales to quantised weights: weight scales and static activation scales.
 
 use super::checkpoint::SafetensorsCheckpoint;
+use super::fused_weight::FusedWeightLocation;
 use super::header::{StoredDType, StoredTensor};
 use super::tensor_plan::{AllowedDTypes, check, check_same};
 use crate::ModelLoadError;
-use crate::config::{ActivationScheme, CheckpointScaleGranularity};
+use crate::config::{ActivationScheme, CheckpointScaleGranularity, LayerQuantization};
 use crate::error::StoredTensorError;
 use crate::weight_table::{ScaleSpec, TensorSpec};
 use ops::{ActivationScaling, DType, HostMat};
+use std::borrow::Cow;
 use std::collections::BTreeSet;
 use std::ops::Range;
 
@@ -28,22 +30,72 @@ pub(super) struct MissingAndUsedTensors {
     pub(super) used: BTreeSet<String>,
 }
 
-/// Locates the scales of the weight `spec`. If a required scale is not stored, adds its name to the missing
-/// tensors of `coverage` and returns `None`. `of_experts` is the shape of the scales if `spec` is a fused tensor of
-/// experts.
+/// Tensor whose scales apply to a weight: the weight, or the fused tensor that contains it.
+pub(super) struct ScaleOwner<'a> {
+    spec: Cow<'a, TensorSpec>,
+    /// Shape of the scales of a fused tensor of experts; `None` = the tensor is one matrix.
+    of_experts: Option<[usize; 3]>,
+    /// Index of the first scale of the stored matrix that contains the weight.
+    pub(super) first_scale: usize,
+}
+
+impl<'a> ScaleOwner<'a> {
+    /// The weight `spec` has scales of its own.
+    pub(super) fn weight(spec: &'a TensorSpec) -> Self {
+        Self { spec: Cow::Borrowed(spec), of_experts: None, first_scale: 0 }
+    }
+
+    /// The weight `spec` is stored in the fused tensor `fused`.
+    pub(super) fn fused(
+        spec: &TensorSpec,
+        fused: &FusedWeightLocation,
+        format: LayerQuantization,
+    ) -> Self {
+        let of_experts = fused.expert_scale_shape(spec.matrix(), format);
+        let per_expert = of_experts.map_or(0, |[_, rows, cols]| rows * cols);
+        let spec = Cow::Owned(fused.stored_spec(spec));
+        Self { spec, of_experts, first_scale: fused.matrix * per_expert }
+    }
+
+    /// The weight `spec` is stored separately. Its scales are separate too, or they are stored in one tensor for all experts
+    /// of the layer, as transformers writes models that it quantised (`FineGrainedFP8Config`).
+    pub(super) fn separate(
+        checkpoint: &SafetensorsCheckpoint,
+        spec: &'a TensorSpec,
+        fused: &FusedWeightLocation,
+        format: LayerQuantization,
+    ) -> Self {
+        let is_stored = |spec: &TensorSpec| {
+            spec.scale_names(format).any(|name| checkpoint.get(&name).is_some())
+        };
+        let block = format.scales.block_shape([fused.rows, spec.matrix()[1]]);
+        let has_own_blocks = fused.first_row.is_multiple_of(block[0]) && !fused.transposed;
+        let all = Self::fused(spec, fused, format);
+        match all.of_experts {
+            Some([_, _, cols]) if has_own_blocks && !is_stored(spec) && is_stored(&all.spec) => {
+                let first_scale = all.first_scale + fused.first_row / block[0] * cols;
+                Self { first_scale, ..all }
+            }
+            _ => Self::weight(spec),
+        }
+    }
+}
+
+/// Locates the scales of a weight, which belong to the tensor `owner`. If a required scale is not stored, adds its name to
+/// the missing tensors of `coverage` and returns `None`.
 ///
 /// Errors: a scale has a wrong shape or dtype, or a scale is stored under two names with different values.
 pub(super) fn locate_scales(
     checkpoint: &SafetensorsCheckpoint,
-    spec: &TensorSpec,
+    owner: &ScaleOwner<'_>,
     scales: &ScaleSpec,
-    of_experts: Option<[usize; 3]>,
     coverage: &mut MissingAndUsedTensors,
 ) -> Result<Option<LocatedScales>, ModelLoadError> {
+    let ScaleOwner { spec, of_experts, .. } = owner;
     let names: Vec<String> = spec.scale_names(scales.format).collect();
     let Some(weight) = assign(checkpoint, &names, coverage)? else { return Ok(None) };
     match of_experts {
-        Some(shape) => check(checkpoint, &weight, &shape, AllowedDTypes::Scale).map(drop)?,
+        Some(shape) => check(checkpoint, &weight, shape, AllowedDTypes::Scale).map(drop)?,
         None => check_scales(checkpoint, spec, scales, &weight)?,
     }
     let activation_scaling = match scales.format.activations {
@@ -59,7 +111,7 @@ pub(super) fn locate_scales(
             if let (Some([experts, ..]), Some(first)) = (of_experts, shape.first_mut())
                 && stored.shape.first() != Some(&1)
             {
-                *first = experts;
+                *first = *experts;
             }
             check(checkpoint, name, &shape, AllowedDTypes::Float)?;
             ActivationScaling::Static(stored_scale(checkpoint, name, stored)?)
@@ -91,7 +143,8 @@ fn assign(
 }
 
 /// Checks the dtype and shape of the scales of a weight. Scales per row may be stored with the shape `[rows]`
-/// or `[rows, 1]`, and a single scale with the shape `[]`, `[1]` or `[1, 1]`.
+/// or `[rows, 1]`, a single scale with the shape `[]`, `[1]` or `[1, 1]`, and scales per block with the shape
+/// `[rows, cols]` or, by ModelOpt, `[rows, 1, cols, 1]`.
 fn check_scales(
     checkpoint: &SafetensorsCheckpoint,
     spec: &TensorSpec,
@@ -101,9 +154,11 @@ fn check_scales(
     let [rows, cols] = spec.scale_shape(scales.format);
     let dims = checkpoint.get(name).map_or(2, |stored| stored.shape.len());
     let is_scalar = scales.format.scales == CheckpointScaleGranularity::Tensor;
+    let has_blocks = scales.format.scales == CheckpointScaleGranularity::Blocks;
     let shape: &[usize] = match dims {
         0 if is_scalar => &[],
         1 if cols == 1 => &[rows],
+        4 if has_blocks => &[rows, 1, cols, 1],
         _ => &[rows, cols],
     };
     check(checkpoint, name, shape, AllowedDTypes::Scale).map(drop)

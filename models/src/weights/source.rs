@@ -230,8 +230,7 @@ fn stored_scales(
 ) -> Option<WeightScales> {
     let block_shape = spec.scales.as_ref()?.format.scales.block_shape(matrix);
     let [rows, cols] = [0, 1].map(|i| matrix[i].div_ceil(block_shape[i]));
-    let first = location.matrix * rows * cols;
-    let range = first..first + rows * cols;
+    let range = location.first_scale..location.first_scale + rows * cols;
     let mut values = stored_values_in(checkpoint, location.scales.as_ref()?, range)?;
     if location.layout.transposed {
         let element = |i: usize| values[i % cols * rows + i / cols];

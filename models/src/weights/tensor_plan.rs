@@ -8,7 +8,7 @@ use super::checkpoint::SafetensorsCheckpoint;
 use super::fused_weight::FusedWeightLocation;
 use super::header::StoredDType;
 use super::mxfp4::locate_mxfp4;
-use super::scale_plan::{MissingAndUsedTensors, locate_scales};
+use super::scale_plan::{MissingAndUsedTensors, ScaleOwner, locate_scales};
 use super::stored_names::{MTP, family_name, is_vision_tensor};
 use crate::error::StoredTensorError;
 use crate::sharding::WeightSlice;
@@ -44,11 +44,11 @@ pub(crate) struct WeightLocation {
     pub(crate) bytes: Range<usize>,
     /// Location of the weight in this matrix.
     pub(crate) layout: StackedRowRange,
-    /// Index of the matrix in the stored tensor: the expert, in a fused tensor of experts.
-    pub(crate) matrix: usize,
     /// Name of the stored tensor with the scales of the matrix, if the weight is quantised. Weights of the dtype
     /// U8 are MXFP4.
     pub(crate) scales: Option<String>,
+    /// Index of the first scale of the matrix in this tensor.
+    pub(crate) first_scale: usize,
     /// Rule for the activation scales of the layer with this weight.
     pub(crate) activation_scaling: ActivationScaling,
 }
@@ -62,7 +62,8 @@ impl WeightLocation {
         layout: StackedRowRange,
     ) -> Self {
         let activation_scaling = ActivationScaling::default();
-        Self { stored, dtype, bytes, layout, matrix: 0, scales: None, activation_scaling }
+        let (scales, first_scale) = (None, 0);
+        Self { stored, dtype, bytes, layout, scales, first_scale, activation_scaling }
     }
 }
 
@@ -107,9 +108,9 @@ pub(crate) fn locate(
             located.insert(spec.name.clone(), found);
             continue;
         }
-        let fused = fused.filter(|f| checkpoint.get(&f.name).is_some());
-        let stored_spec = fused.as_ref().map(|fused| fused.stored_spec(spec));
-        let mut found = match (checkpoint.get(&spec.name).is_some(), &fused) {
+        let stored_fused = fused.as_ref().filter(|f| checkpoint.get(&f.name).is_some());
+        let is_separate = checkpoint.get(&spec.name).is_some();
+        let mut found = match (is_separate, stored_fused) {
             (true, Some(fused)) => {
                 let fault = StoredTensorError::StoredTwice(spec.name.clone());
                 return Err(checkpoint.fault(&fused.name, fault));
@@ -124,16 +125,17 @@ pub(crate) fn locate(
         };
         coverage.used.insert(found.stored.clone());
         if let Some(scales) = spec.scales.as_ref().filter(|_| found.dtype == StoredDType::F8E4M3) {
-            let stored_spec = stored_spec.as_ref().unwrap_or(spec);
-            let of_experts = fused.as_ref();
-            let of_experts =
-                of_experts.and_then(|f| f.expert_scale_shape(spec.matrix(), scales.format));
-            let scales = locate_scales(checkpoint, stored_spec, scales, of_experts, &mut coverage)?;
-            let Some(scales) = scales else {
+            let owner = match fused.as_ref() {
+                Some(fused) if !is_separate => ScaleOwner::fused(spec, fused, scales.format),
+                Some(fused) => ScaleOwner::separate(checkpoint, spec, fused, scales.format),
+                None => ScaleOwner::weight(spec),
+            };
+            let Some(located) = locate_scales(checkpoint, &owner, scales, &mut coverage)? else {
                 continue;
             };
-            found.scales = Some(scales.weight);
-            found.activation_scaling = scales.activation_scaling;
+            found.scales = Some(located.weight);
+            found.first_scale = owner.first_scale;
+            found.activation_scaling = located.activation_scaling;
         }
         located.insert(spec.name.clone(), found);
     }
@@ -259,8 +261,7 @@ fn locate_fused(
         count,
         transposed: fused.transposed,
     };
-    let location = WeightLocation::unscaled(fused.name.clone(), dtype, bytes, layout);
-    Ok(WeightLocation { matrix: fused.matrix, ..location })
+    Ok(WeightLocation::unscaled(fused.name.clone(), dtype, bytes, layout))
 }
 
 /// Dtypes that a stored tensor may have.

@@ -55,10 +55,8 @@ pub(super) fn read(object: &JsonFields) -> Result<QuantizationConfig, ModelConfi
 ///
 /// Errors: a layer has an algorithm that is not supported; the error names the layer.
 fn listed_groups(object: &JsonFields) -> Result<Vec<QuantizationGroup>, ModelConfigError> {
-    if object.value("config_groups").is_some() {
-        return Err(object.unsupported("config_groups", "with MIXED_PRECISION only its absence is"));
-    }
     let layers = object.object(LAYERS)?.ok_or_else(|| object.missing(LAYERS))?;
+    check_group_targets(object, &layers)?;
     let mut formats: Vec<(LayerQuantization, BTreeSet<String>)> = Vec::new();
     for name in layers.names() {
         let layer = layers.object(name)?.ok_or_else(|| layers.missing(name))?;
@@ -76,14 +74,40 @@ fn listed_groups(object: &JsonFields) -> Result<Vec<QuantizationGroup>, ModelCon
     Ok(formats.into_iter().map(group).collect())
 }
 
-/// Returns the format of the algorithm in `object`.
+/// Checks that the groups in `config_groups` consist of the layers `layers`. ModelOpt writes the formats of the layers in
+/// `quantized_layers` and, less precisely, in these groups: a group of `FP8_PER_CHANNEL_PER_TOKEN` has static activation
+/// scales, and a group of `fp8_pb_wo` has no scales.
+fn check_group_targets(object: &JsonFields, layers: &JsonFields) -> Result<(), ModelConfigError> {
+    let Some(groups) = object.object("config_groups")? else { return Ok(()) };
+    for name in groups.names() {
+        let group = groups.object(name)?.ok_or_else(|| groups.missing(name))?;
+        let targets = group.strings("targets")?.ok_or_else(|| group.missing("targets"))?;
+        if let Some(index) = targets.iter().position(|target| layers.value(target).is_none()) {
+            return Err(group.unsupported_entry(
+                "targets",
+                index,
+                "layers of quantized_layers are",
+            ));
+        }
+    }
+    Ok(())
+}
+
+/// Returns the format of the algorithm in `object`. ModelOpt writes `fp8_pb_wo` (FP8 per block, weight only) in lower case;
+/// activations of these layers are quantised as those of other layers with block scales.
 fn format_of(object: &JsonFields) -> Result<LayerQuantization, ModelConfigError> {
-    match object.text(ALGORITHM)? {
+    match object.text(ALGORITHM)?.map(str::to_ascii_uppercase).as_deref() {
         Some("FP8") => Ok(format(CheckpointScaleGranularity::Tensor, ActivationScheme::Static)),
         Some("FP8_PER_CHANNEL_PER_TOKEN") => {
             Ok(format(CheckpointScaleGranularity::Channels, ActivationScheme::Dynamic))
         }
-        _ => Err(object.unsupported(ALGORITHM, "FP8 and FP8_PER_CHANNEL_PER_TOKEN are")),
+        Some("FP8_PB_WO") => {
+            Ok(format(CheckpointScaleGranularity::Blocks, ActivationScheme::Dynamic))
+        }
+        _ => {
+            let why = "FP8, FP8_PER_CHANNEL_PER_TOKEN and FP8_PB_WO are";
+            Err(object.unsupported(ALGORITHM, why))
+        }
     }
 }
 
