@@ -2,7 +2,7 @@
 
 use protocol::{RequestId, SequenceSlot};
 
-use crate::{ParallelConfigError, SpeculationError};
+use crate::{ParallelConfigError, SpeculationError, VocabularyLimitError};
 
 /// Failure of an executor. After any failure, the executor cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -142,6 +142,9 @@ pub enum ExecutorError {
     /// The speculative decoding settings are not supported for this model.
     #[error(transparent)]
     Speculation(#[from] SpeculationError),
+    /// The device cannot sample from the vocabulary of this model.
+    #[error(transparent)]
+    VocabularyLimit(#[from] VocabularyLimitError),
     /// Grammar bitmasks are missing for rows that must be sampled under a grammar.
     #[error(transparent)]
     TokenBitmask(#[from] TokenBitmaskError),

@@ -12,7 +12,7 @@ use crate::step::{
 };
 use crate::trace::{StepTracer, TraceSession};
 use crate::{
-    ExecutorConfig, ExecutorError, GPU_LOGPROBS_MAX, KvCacheSize, check_draft_world,
+    ExecutorConfig, ExecutorError, GPU_LOGPROBS_MAX, KvCacheSize, check_draft_world, check_sampler,
     check_speculation, check_world, kv_sizing, open_device, precompile, ranks, source, warm_up,
 };
 use models::sharding::{ParallelRanks, UnevenSplitError};
@@ -79,6 +79,7 @@ impl Executor {
         }
         let ranks = ranks::ranks(settings.parallel, settings.rank)?;
         check_speculation(settings.speculative, &config.model, config.draft.as_ref())?;
+        check_sampler(settings.device, settings.parallel, &config.model)?;
         let OpenedDevice { backend, threads } = open_device::open(&config)?;
         let [tp, dp] = ranks::groups(settings, backend.gpu(), progress)?;
         let dtype = open_device::dtype(settings);

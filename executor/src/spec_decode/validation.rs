@@ -48,9 +48,17 @@ pub enum SpeculationError {
         /// Configured number of draft tokens.
         drafts: u8,
     },
-    /// The checkpoint does not have exactly one MTP module.
+    /// The checkpoint has no MTP modules.
     #[error(
-        "method mtp needs num_nextn_predict_layers 1 (mtp_num_hidden_layers of Qwen models) in config.json; {architecture} has {layers} here"
+        "method mtp: this {architecture} model has no MTP modules (num_nextn_predict_layers, or mtp_num_hidden_layers of Qwen models, in config.json); use ngram or a draft model"
+    )]
+    NoMtpModules {
+        /// Architecture of the model.
+        architecture: &'static str,
+    },
+    /// The checkpoint has several MTP modules.
+    #[error(
+        "method mtp: this {architecture} model has {layers} MTP modules (num_nextn_predict_layers, or mtp_num_hidden_layers of Qwen models, in config.json); 1 is supported"
     )]
     MtpModules {
         /// Architecture of the model.
@@ -190,12 +198,13 @@ fn check_vocabulary(draft: &ModelConfig, model: &ModelConfig) -> Result<(), Spec
 }
 
 fn check_mtp(drafts: u8, model: &ModelConfig) -> Result<(), SpeculationError> {
-    if !(1..=MTP_DRAFTS_MAX).contains(&drafts) {
-        return Err(SpeculationError::TooManyDrafts { drafts });
+    let architecture = model.architecture.name();
+    match model.mtp_layers {
+        0 => Err(SpeculationError::NoMtpModules { architecture }),
+        1 if !(1..=MTP_DRAFTS_MAX).contains(&drafts) => {
+            Err(SpeculationError::TooManyDrafts { drafts })
+        }
+        1 => Ok(()),
+        layers => Err(SpeculationError::MtpModules { architecture, layers }),
     }
-    if model.mtp_layers != 1 {
-        let (architecture, layers) = (model.architecture.name(), model.mtp_layers);
-        return Err(SpeculationError::MtpModules { architecture, layers });
-    }
-    Ok(())
 }

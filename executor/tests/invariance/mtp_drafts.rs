@@ -218,18 +218,21 @@ fn model_without_mtp_module_is_rejected() {
         other => panic!("{other:?}"),
     };
     let mut too_many_drafts = config();
-    too_many_drafts.settings.speculative = Some(SpeculativeConfig {
-        draft_tokens: 17,
-        ..too_many_drafts.settings.speculative.unwrap()
-    });
+    let settings = too_many_drafts.settings.speculative.unwrap();
+    let too_many = Some(SpeculativeConfig { draft_tokens: 17, ..settings });
+    too_many_drafts.settings.speculative = too_many;
     assert_eq!(rejection(too_many_drafts), SpeculationError::TooManyDrafts { drafts: 17 });
-    for layers in [0, 2] {
+    let architecture = "DeepseekV3ForCausalLM";
+    for (layers, expected) in [
+        (0, SpeculationError::NoMtpModules { architecture }),
+        (2, SpeculationError::MtpModules { architecture, layers: 2 }),
+    ] {
         let mut other = config();
         other.model.mtp_layers = layers;
-        let architecture = "DeepseekV3ForCausalLM";
-        assert_eq!(rejection(other), SpeculationError::MtpModules { architecture, layers });
+        assert_eq!(rejection(other), expected);
     }
     let mut qwen = speculating(moe_model(ModelDtype::Float32), 2);
-    qwen.settings.speculative = config().settings.speculative;
-    assert!(rejection(qwen).to_string().contains("num_nextn_predict_layers"));
+    qwen.settings.speculative = too_many;
+    let error = rejection(qwen).to_string();
+    assert!(error.contains("Qwen3MoeForCausalLM model has no MTP modules"), "{error}");
 }

@@ -17,14 +17,13 @@ use crate::{GpuKernel, RowSampling, VocabShard};
 static SAMPLE: KernelSource = kernel_source!("sample/sample.hip");
 
 const KERNEL: &str = "sample_rows";
-/// Number of token ids per chunk of a logits row. `CHUNK`, `SCAN_THREADS`, `PICK_THREADS`, `MAX_VOCABULARY`
+/// Number of token ids per chunk of a logits row. `CHUNK`, `SCAN_THREADS`, `PICK_THREADS`, `VOCABULARY_MAX`
 /// and `MAX_TOP` must match `CHUNK`, `SCAN_THREADS`, `PICK_THREADS`, `MAX_CHUNKS` and `LIST` in
 /// `csrc/sample`.
 const CHUNK: usize = 2048;
 const SCAN_THREADS: u32 = 256;
 pub(super) const PICK_THREADS: u32 = 512;
 const VERIFY_THREADS: u32 = 256;
-const MAX_VOCABULARY: usize = 256 * CHUNK;
 pub(super) const MAX_TOP: usize = 1024;
 /// Size in bytes of a `ChunkRecord` (sample/chunk.h): the statistics of one chunk of a logits row.
 const RECORD_BYTES: usize = 32;
@@ -72,6 +71,9 @@ impl StagedStep<'_> {
 }
 
 impl GpuBackend {
+    /// Maximum number of columns of a logits row that is sampled.
+    pub const VOCABULARY_MAX: usize = 256 * CHUNK;
+
     /// Reads the logits rows of a shard once, and writes statistics per chunk and the edited logits to
     /// scratch memory.
     pub(super) fn scan(
@@ -237,7 +239,7 @@ pub(super) fn check(
     check_dtype(KERNEL, "positions", prepared.positions.dtype(), DType::I32)?;
     check_size(KERNEL, "columns of logits", logits.cols(), shard.cols)?;
     check_at_most(KERNEL, "ids", shard.ids, shard.cols)?;
-    check_at_most(KERNEL, "vocabulary", logits.cols(), MAX_VOCABULARY)?;
+    check_at_most(KERNEL, "vocabulary", logits.cols(), GpuBackend::VOCABULARY_MAX)?;
     check_at_least(KERNEL, "vocabulary", shard.vocab, 1)?;
     check_sequence_slots(seq_slots)?;
     check_at_least(

@@ -14,8 +14,8 @@ use protocol::{
 };
 use std::fs;
 
-/// Returns an error if the model cannot be served with the parallel configuration. The error message contains
-/// the conflicting numbers.
+/// Returns an error if the model cannot be served with the parallel configuration or on the kind of device. The error
+/// message contains the conflicting numbers.
 pub fn check_world(args: &ServeArgs, files: &ModelFiles) -> Result<()> {
     let (model, draft) = (&files.config, files.draft.as_ref().map(|(_, config)| config));
     let parallel = parallel(args);
@@ -53,6 +53,7 @@ pub fn check_world(args: &ServeArgs, files: &ModelFiles) -> Result<()> {
             file.map_or(String::new(), |file| format!(", --expert-placement {}", file.display()));
         format!("--tensor-parallel-size {tp_size}, --data-parallel-size {dp_size}{placement_flag}")
     })?;
+    executor::check_sampler(device(args.engine.device), parallel, model)?;
     let checked = executor::check_speculation(speculation, model, draft);
     checked.map_err(|error| anyhow!("{}: {error}", args.speculation.flag_in_error()))
 }

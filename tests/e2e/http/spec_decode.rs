@@ -450,9 +450,9 @@ fn models_without_usable_mtp_are_rejected_by_name() {
     let [none, one, two] = [&none, &one, &two].map(folder);
     let many = r#"{"method":"mtp","num_speculative_tokens":17}"#;
     for (config, flags, named) in [
-        (MTP_CONFIG, &[none.as_str()][..], "num_nextn_predict_layers 1"),
-        (MTP_CONFIG, &[two.as_str()], "DeepseekV3ForCausalLM has 2 here"),
-        (MTP_CONFIG, &[], "num_nextn_predict_layers 1"), // The demo model has no MTP module.
+        (MTP_CONFIG, &[none.as_str()][..], "DeepseekV3ForCausalLM model has no MTP modules"),
+        (MTP_CONFIG, &[two.as_str()], "DeepseekV3ForCausalLM model has 2 MTP modules"),
+        (many, &[], "model has no MTP modules"), // The demo model.
         (many, &[one.as_str()], "num_speculative_tokens 17"),
     ] {
         let flags = [&["--port", "0", "--speculative-config", config], flags].concat();
