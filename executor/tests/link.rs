@@ -3,8 +3,8 @@
 
 #[path = "../../tests/support/deadlines.rs"]
 mod deadlines;
-#[path = "invariance/scheduler_harness.rs"]
-#[allow(dead_code, reason = "shared with the invariance tests")]
+#[path = "scheduler_harness/mod.rs"]
+#[allow(dead_code, unused_imports, reason = "shared with the invariance tests")]
 mod scheduler_harness;
 
 use deadlines::BoundedJoin as _;

@@ -16,8 +16,8 @@ mod families;
 mod memory;
 mod op_bench;
 mod ranks;
-#[path = "../invariance/scheduler_harness.rs"]
-#[allow(dead_code, reason = "shared with the invariance tests")]
+#[path = "../scheduler_harness/mod.rs"]
+#[allow(dead_code, unused_imports, reason = "shared with the invariance tests")]
 mod scheduler_harness;
 mod trace;
 

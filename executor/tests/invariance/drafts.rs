@@ -28,6 +28,55 @@ pub(crate) fn expected_tokens(request: &HarnessRequest) -> (Vec<Token>, Vec<Toke
     (tokens, logprobs)
 }
 
+/// Requests that ran with rows in flight.
+pub(crate) struct InFlightRun {
+    pub(crate) requests: Vec<HarnessRequest>,
+    /// Whether a request was preempted with a row in flight.
+    pub(crate) preempted: bool,
+}
+
+/// Runs the requests of `requests(drafts)` with two steps in flight, and compares their tokens with those of
+/// `requests(0)`. If results do not depend on chunks (`exact`), they are run again with a preemption: a preempted request is
+/// recomputed in other chunks, which may change its tokens in 16-bit types.
+pub(crate) fn run_in_flight(
+    harness: &mut SchedulerHarness,
+    requests: &dyn Fn(u8) -> Vec<HarnessRequest>,
+    drafts: u8,
+    exact: bool,
+) -> Vec<InFlightRun> {
+    let mut plain = requests(0);
+    harness.finish_all(&mut plain, TOTAL);
+    let preemptions = [None, exact.then_some(PROMPT + 5)];
+    let runs = preemptions[..=usize::from(exact)].iter().map(|&preempted_at| {
+        let (mut ahead, mut left) = (requests(drafts), preempted_at);
+        harness.finish_async(&mut ahead, TOTAL, |harness, requests, _| {
+            if left.take_if(|at| requests[2].tokens.len() >= *at).is_some() {
+                let blocks = requests[2].preempt(30);
+                harness.free(blocks);
+            }
+        });
+        assert_eq!(left, None);
+        for (ahead, plain) in ahead.iter_mut().zip(&plain) {
+            let [found, expected] = [&*ahead, plain].map(expected_tokens);
+            assert_eq!(found, expected, "preempted at {preempted_at:?}");
+            assert!(ahead.drafted > 0 || ahead.drafts == 0);
+            harness.free(std::mem::take(&mut ahead.table));
+        }
+        InFlightRun { requests: ahead, preempted: preempted_at.is_some() }
+    });
+    let runs = runs.collect();
+    for request in plain {
+        harness.free(request.table);
+    }
+    runs
+}
+
+/// Returns one request per set of sampling parameters, with 1 draft token, 2, …, up to `drafts`.
+pub(crate) fn requests_of_all_rules(drafts: u8) -> Vec<HarnessRequest> {
+    let one = |(i, rules)| request(i, rules, drafts.min(1 + i as u8)).in_slot(i as u32);
+    (0..).zip(&rules()).map(one).collect()
+}
+
 #[test]
 fn draft_count_does_not_change_outputs() {
     let (mut drafted, mut accepted) = (0, 0);

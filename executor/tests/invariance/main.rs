@@ -15,6 +15,8 @@ mod pooling;
 mod ranks;
 mod recurrent_drafts;
 mod replicas;
+#[path = "../scheduler_harness/mod.rs"]
+#[allow(unused_imports, reason = "shared with the tests of emulated GPUs")]
 mod scheduler_harness;
 
 use executor::{Executor, ExecutorConfig, ExecutorError, KvCacheSize, ModelDtype, RankRendezvous};

@@ -1,6 +1,6 @@
 //! Draft tokens of an MTP module do not change outputs, and do not depend on the other rows of the batch.
 
-use crate::drafts::{expected_tokens, request};
+use crate::drafts::{expected_tokens, request, requests_of_all_rules, run_in_flight};
 use crate::scheduler_harness::{
     BLOCK, HarnessRequest, SchedulerHarness, moe_model, mtp_drafting, shared, speculating,
     with_all_experts_placed, with_expert_placement,
@@ -68,40 +68,20 @@ fn async_steps_draft_and_sample_the_same() {
     for config in configs(4) {
         let (name, exact) = (name(&config), config.settings.dtype == ModelDtype::Float32);
         let mut harness = SchedulerHarness::with(config);
-        let requests = |drafts: u8| -> Vec<_> {
-            let one = |(i, rules)| request(i, rules, drafts.min(1 + i as u8)).in_slot(i as u32);
-            (0..).zip(&rules()).map(one).collect()
-        };
-        let mut plain = requests(0);
-        harness.finish_all(&mut plain, TOTAL);
-        let mut waited = requests(4);
+        let mut waited = requests_of_all_rules(4);
         harness.finish_all(&mut waited, TOTAL);
-        // After a preemption, a request is recomputed in different chunks, which may change its tokens in
-        // 16-bit types.
-        for preempted_at in [None, Some(PROMPT + 5).filter(|_| exact)] {
-            let (mut ahead, mut left) = (requests(4), preempted_at);
-            harness.finish_async(&mut ahead, TOTAL, |harness, requests, _| {
-                if left.take_if(|at| requests[2].tokens.len() >= *at).is_some() {
-                    let blocks = requests[2].preempt(30);
-                    harness.free(blocks);
-                }
-            });
-            assert_eq!(left, None);
-            for ((ahead, waited), plain) in ahead.iter_mut().zip(&waited).zip(&plain) {
-                assert_eq!(
-                    expected_tokens(ahead),
-                    expected_tokens(plain),
-                    "{name}, preempted at {preempted_at:?}"
-                );
-                let counts = |request: &HarnessRequest| [request.drafted, request.accepted];
+        for run in run_in_flight(&mut harness, &requests_of_all_rules, 4, exact) {
+            let counts = |request: &HarnessRequest| [request.drafted, request.accepted];
+            for (ahead, waited) in run.requests.iter().zip(&waited) {
                 let more = counts(ahead).iter().zip(counts(waited)).all(|(a, b)| *a >= b);
                 // With asynchronous steps, one more row may be in flight when a request ends, so the numbers
                 // of draft tokens may be larger than with synchronous steps.
-                assert!(ahead.drafted > 0 && (more || preempted_at.is_some()), "{name}");
-                harness.free(std::mem::take(&mut ahead.table));
+                assert!(more || run.preempted, "{name}");
             }
         }
-        waited.into_iter().chain(plain).for_each(|request| harness.free(request.table));
+        for request in waited {
+            harness.free(request.table);
+        }
     }
 }
 

@@ -1,13 +1,14 @@
 //! Draft tokens of models with recurrent states do not change outputs: rejected draft tokens are never part of a state,
 //! whichever proposer is used.
 
-use crate::drafts::{expected_tokens, request};
+use crate::drafts::{expected_tokens, request, requests_of_all_rules, run_in_flight};
 use crate::scheduler_harness::{
     BLOCK, HarnessRequest, SchedulerHarness, config, eagle, eagle_drafting, model_drafting,
     recurrent_model, recurrent_mtp_drafting, shared, speculating,
 };
 use crate::{PROMPT, TOTAL, name, rules};
 use executor::{ExecutorConfig, ModelDtype};
+use models::ModelConfig;
 use protocol::SpeculativeMethod;
 
 /// Returns configurations with every proposer, in two types, on one rank and on two ranks.
@@ -63,32 +64,9 @@ fn recurrent_rows_in_flight_draft_the_same() {
     };
     // N-gram lookup reads the tokens of earlier steps on the host, so its rows are never in flight.
     for config in configs(4).into_iter().filter(|config| !is_ngram(config)) {
-        let (name, exact) = (name(&config), config.settings.dtype == ModelDtype::Float32);
+        let exact = config.settings.dtype == ModelDtype::Float32;
         let mut harness = SchedulerHarness::with(config);
-        let requests = |drafts: u8| -> Vec<_> {
-            let one = |(i, rules)| request(i, rules, drafts.min(1 + i as u8)).in_slot(i as u32);
-            (0..).zip(&rules()).map(one).collect()
-        };
-        let mut plain = requests(0);
-        harness.finish_all(&mut plain, TOTAL);
-        for preempted_at in [None, Some(PROMPT + 5).filter(|_| exact)] {
-            let (mut ahead, mut left) = (requests(4), preempted_at);
-            harness.finish_async(&mut ahead, TOTAL, |harness, requests, _| {
-                if left.take_if(|at| requests[2].tokens.len() >= *at).is_some() {
-                    let blocks = requests[2].preempt(30);
-                    harness.free(blocks);
-                }
-            });
-            for (ahead, plain) in ahead.iter_mut().zip(&plain) {
-                let [found, expected] = [&*ahead, plain].map(expected_tokens);
-                assert_eq!(found, expected, "{name}, preempted at {preempted_at:?}");
-                assert!(ahead.drafted > 0, "{name}");
-                harness.free(std::mem::take(&mut ahead.table));
-            }
-        }
-        for request in plain {
-            harness.free(request.table);
-        }
+        run_in_flight(&mut harness, &requests_of_all_rules, 4, exact);
     }
 }
 
@@ -143,6 +121,64 @@ fn recurrent_drafts_after_a_checkpoint_change_nothing() {
             }
             harness.free(prefix.table);
             harness.free(plain.table);
+        }
+    }
+}
+
+/// Returns configurations with a draft model of one attention layer. It has the embedding of the target model, so that a part of
+/// its draft tokens is accepted.
+fn accepting_configs(drafts: u8) -> [ExecutorConfig; 3] {
+    use ModelDtype::{Bfloat16, Float32};
+    let one_layer = ModelConfig { layers: 1, ..config(Float32, 2).model };
+    let by_one_layer = |config| model_drafting(config, one_layer.clone(), drafts);
+    [
+        by_one_layer(recurrent_model(Float32)),
+        by_one_layer(recurrent_model(Bfloat16)),
+        by_one_layer(shared(recurrent_model(Float32), 2, false)),
+    ]
+}
+
+/// Runs requests with two steps in flight after a hit of one block, and compares their tokens with those of requests without
+/// hits and draft tokens. Each request reads the checkpoint of its own prefix.
+fn run_prefix_hits(harness: &mut SchedulerHarness, drafts: u8) -> Vec<HarnessRequest> {
+    const FIRST_CHECKPOINT: u32 = 20;
+    let mut plain = requests_of_all_rules(0);
+    harness.finish_all(&mut plain, TOTAL);
+    let mut prefixes = requests_of_all_rules(0);
+    let mut hits = requests_of_all_rules(drafts);
+    for (slot, (prefix, hit)) in (FIRST_CHECKPOINT..).zip(prefixes.iter_mut().zip(&mut hits)) {
+        prefix.move_to_slot(slot);
+        prefix.tokens.truncate(BLOCK);
+        prefix.prompt_len = BLOCK;
+        prefix.table.keeps_blocks = true;
+        harness.finish(prefix, BLOCK, BLOCK + 1); // Its state is that after `BLOCK` tokens.
+        hit.table = prefix.table.prefix(1);
+        (hit.computed, hit.checkpoint) = (BLOCK, Some(slot));
+    }
+    harness.finish_async(&mut hits, TOTAL, |_, _, _| {});
+    for (hit, plain) in hits.iter_mut().zip(&plain) {
+        assert_eq!(expected_tokens(hit), expected_tokens(plain), "after a prefix hit");
+        harness.free(hit.table.split_off(1));
+    }
+    plain.into_iter().chain(prefixes).for_each(|request| harness.free(request.table));
+    hits
+}
+
+/// States of rows in flight include accepted draft tokens, whose number is known on the device only. Prompts are computed in
+/// chunks, after a preemption, and after prefix hits.
+#[test]
+fn accepted_drafts_in_flight_change_nothing() {
+    for config in accepting_configs(4) {
+        let (name, exact) = (name(&config), config.settings.dtype == ModelDtype::Float32);
+        let mut harness = SchedulerHarness::with(config);
+        let in_flight = run_in_flight(&mut harness, &requests_of_all_rules, 4, exact);
+        let mut runs: Vec<_> = in_flight.into_iter().map(|run| run.requests).collect();
+        runs.push(run_prefix_hits(&mut harness, 4));
+        for requests in runs {
+            let accepted: usize = requests.iter().map(|request| request.accepted).sum();
+            let drafted: usize = requests.iter().map(|request| request.drafted).sum();
+            println!("{name}: {accepted} of {drafted} draft tokens accepted");
+            assert!(10 <= accepted && accepted < drafted, "{name}: {accepted} of {drafted}");
         }
     }
 }
