@@ -3,7 +3,7 @@
 
 use device::{DType, DeviceError, MatMut, MatRef, check_dtype, check_size};
 
-use crate::{GateActivation, PackedMatrix, PackedMatrixGroup};
+use crate::{GateActivation, GatedDeltaRule, PackedMatrix, PackedMatrixGroup};
 
 /// Number of query channels and of key channels of a QKV projection `[tokens, query + key + value channels]`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -61,6 +61,9 @@ pub struct BatchUpperBounds {
     pub mla_decode_tokens: usize,
     /// Sum of the context lengths of all MLA prefill rows, in keys.
     pub mla_prefill_keys: usize,
+    /// Number of rows of more than [`GatedDeltaRule::RECURRENT_TOKENS`] tokens, whose gated delta rule is computed in
+    /// chunks.
+    pub chunked_rows: usize,
 }
 
 impl BatchUpperBounds {
@@ -98,6 +101,7 @@ impl BatchUpperBounds {
             } else {
                 bounds.mla_prefill_keys += context;
             }
+            bounds.chunked_rows += usize::from(tokens > GatedDeltaRule::RECURRENT_TOKENS);
         }
         bounds
     }
@@ -108,10 +112,8 @@ impl BatchUpperBounds {
     pub fn of_any(tokens: usize, rows: usize, positions: usize) -> Self {
         let decode_rows = if tokens == rows { rows } else { 0 };
         let max_query_len = tokens + 1 - rows.clamp(1, tokens + 1);
-        let long_rows = if max_query_len < Self::MLA_PREFILL_TOKENS {
-            0
-        } else {
-            rows.min(tokens / Self::MLA_PREFILL_TOKENS)
+        let rows_of = |tokens_min: usize| {
+            if max_query_len < tokens_min { 0 } else { rows.min(tokens / tokens_min) }
         };
         Self {
             decode_rows,
@@ -119,7 +121,8 @@ impl BatchUpperBounds {
             max_query_len,
             max_context_len: positions,
             mla_decode_tokens: tokens,
-            mla_prefill_keys: long_rows * positions,
+            mla_prefill_keys: rows_of(Self::MLA_PREFILL_TOKENS) * positions,
+            chunked_rows: rows_of(GatedDeltaRule::RECURRENT_TOKENS + 1),
         }
     }
 }
@@ -417,6 +420,7 @@ mod tests {
             max_context_len: 900,
             mla_decode_tokens: 2 * long + 1,
             mla_prefill_keys: 1200,
+            chunked_rows: 4,
         };
         assert_eq!(bounds, exact);
         let decodes = BatchUpperBounds::of([row(1, 7), row(1, 8)], 1);
@@ -424,12 +428,17 @@ mod tests {
             (decodes.mla_decode_tokens, decodes.mla_prefill_keys, decodes.max_query_len),
             (2, 0, 0)
         );
+        let drafts = GatedDeltaRule::RECURRENT_TOKENS;
+        let mixed = [row(1, 7), row(drafts, 50), row(drafts + 1, 60), row(1000, 1000)];
+        assert_eq!(BatchUpperBounds::of(mixed, 1).chunked_rows, 2);
     }
 
     #[test]
     fn bounds_of_any_cover_the_worst_case() {
         let long = BatchUpperBounds::MLA_PREFILL_TOKENS;
-        for lens in [vec![long; 4], vec![long - 1, 1], vec![3 * long, 1, 1], vec![1, 1, 1]] {
+        let lens =
+            [vec![long; 4], vec![long - 1, 1], vec![3 * long, 1, 1], vec![18; 5], vec![1, 1, 1]];
+        for lens in lens {
             let any = BatchUpperBounds::of_any(lens.iter().sum(), lens.len(), 5000);
             let exact = BatchUpperBounds::of(lens.iter().map(|&len| row(len, 5000)), 1);
             assert!(
@@ -437,6 +446,7 @@ mod tests {
                     && any.mla_prefill_keys >= exact.mla_prefill_keys
             );
             assert!(any.mla_decode_tokens >= exact.mla_decode_tokens, "{lens:?}");
+            assert!(any.chunked_rows >= exact.chunked_rows, "{lens:?}");
         }
     }
 }

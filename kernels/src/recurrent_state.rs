@@ -38,6 +38,9 @@ pub struct StateSlotRows<'a> {
     pub write: MatRef<'a>,
     /// Maximum number of tokens per row.
     pub max_row_len: usize,
+    /// Upper bound of the number of rows of more than
+    /// [`GatedDeltaRule::RECURRENT_TOKENS`](crate::GatedDeltaRule::RECURRENT_TOKENS) tokens.
+    pub chunked_rows: usize,
 }
 
 impl RecurrentStateLayout {

@@ -159,9 +159,9 @@ impl Ops {
     }
 
     /// Attention from the QKV projection. `qkv [tokens, at least (heads + 2 · kv_heads) · head_dim]` has the query,
-    /// key and value heads, in this order; further columns are not read. RMS norm and RoPE are applied to queries and keys; keys and values
-    /// are written to the KV pool by slot (−1: not written). Returns `softmax(scale q kᵀ) v`, `[tokens, heads
-    /// · head_dim]`. Runs as one launch where the device has a fused kernel, with the same results.
+    /// key and value heads, in this order; further columns are not read. RMS norm and RoPE are applied to queries and
+    /// keys; keys and values are written to the KV pool by slot (−1: not written). Returns `softmax(scale q kᵀ) v`,
+    /// `[tokens, heads · head_dim]`. Runs as one launch where the device has a fused kernel, with the same results.
     pub fn rope_attention(
         &self,
         qkv: &Tensor,

@@ -145,8 +145,10 @@ impl DeviceBatchMetadata {
         let missing = || OpError::Pool { op: "batch", stores: "no state slots of its rows" };
         let [read, write] = [RowMetadataField::StateRead, RowMetadataField::StateWrite]
             .map(|fact| self.row_fact(fact)?.ok_or_else(missing));
-        let max_row_len = self.bounds.max_query_len.max(1);
-        Ok(StateSlotRows { cu_q: self.cu_q.mat()?, read: read?, write: write?, max_row_len })
+        let (max_row_len, chunked_rows) =
+            (self.bounds.max_query_len.max(1), self.bounds.chunked_rows);
+        let cu_q = self.cu_q.mat()?;
+        Ok(StateSlotRows { cu_q, read: read?, write: write?, max_row_len, chunked_rows })
     }
 
     /// Number of KV groups, each with its own block tables and KV slots.

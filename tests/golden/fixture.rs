@@ -104,7 +104,7 @@ impl GoldenFixture {
             draft_tokens: if drafts { ids("draft_tokens") } else { vec![] },
             draft_logits: if drafts { rows(&floats("draft_logits"), width) } else { vec![] },
             draft_chains: if drafts {
-                chains(&tensor("chained_behind"), &tensor("chains"))
+                chains(&tensor("chain_starts"), &tensor("chains"))
             } else {
                 vec![]
             },
@@ -147,7 +147,7 @@ impl Eagle3Fixture {
             seed: about["seed"].as_u64().unwrap(),
             tokens: ids("draft_tokens"),
             logits: rows(&logits.words(f32::from_le_bytes), logits.shape[1]),
-            chains: chains(&tensor("chained_behind"), &tensor("chains")),
+            chains: chains(&tensor("chain_starts"), &tensor("chains")),
         }
     }
 }

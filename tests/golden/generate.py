@@ -1275,7 +1275,7 @@ def attempt_eagle(watched: Watched, case: dict, tokens: list[int], seed: int):
     tensors = {
         "draft_tokens": np.array([layer.names[i] for i in logits.argmax(-1)], dtype=np.int32),
         "draft_logits": logits[-DRAFTS:].numpy().astype(np.float32),
-        "chained_behind": np.array(CHAINS, dtype=np.int32),
+        "chain_starts": np.array(CHAINS, dtype=np.int32),
         "chains": np.array(chains, dtype=np.int32),
     }
     return tensors, [gap, math.inf]
@@ -1348,7 +1348,7 @@ def attempt(case: dict, seed: int):
             chains.append(chain)
         if gaps[0] < LOGIT_GAP or gaps[1] < ROUTER_GAP:
             return None
-        tensors["chained_behind"] = np.array(CHAINS, dtype=np.int32)
+        tensors["chain_starts"] = np.array(CHAINS, dtype=np.int32)
         tensors["chains"] = np.array(chains, dtype=np.int32)
     rows = []
     for length in PROMPTS:

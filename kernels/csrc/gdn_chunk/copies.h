@@ -43,15 +43,15 @@ struct alignas(16) OutputStage {
     half_t q[CHUNK * K_STRIDE];
     StagedOutput record;
 };
-// What a state warp passes to its output warp.
-struct ChunkMail {
+// Exchange buffer: fragments that a state warp (producer) stores for its output warp (consumer).
+struct ChunkExchange {
     FragB state[KEY_TILES][WARP_SIZE];
     FragB delta[TILES][WARP_SIZE];
 };
 struct WalkShared {
     StateStage state[STAGES];
     OutputStage output[STAGES];
-    ChunkMail mail[2][COLUMN_WARPS];
+    ChunkExchange exchange[2][COLUMN_WARPS];
 };
 
 // Inputs of a row for a block: the queries and keys of a head, value columns, and the records of the chunks.

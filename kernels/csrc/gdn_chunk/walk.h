@@ -43,7 +43,7 @@ DEV TokenColumns value_residuals(const KeyColumns& state, const StateStage& stag
 // Solves (I + A) delta = diag(beta) residuals, passes delta to the output warp, and returns e^(G(last) - G) delta / |k|.
 struct InverseTiles { TileOperand tile[PAIRS]; };
 DEV TokenColumns written_deltas(const TokenColumns& residuals, const InverseTiles& inverse, const KeyFactors& factors,
-                                ChunkMail& mail) {
+                                ChunkExchange& exchange) {
     FragC delta[TILES];
     UNROLL for (u32 i = 0; i < TILES; ++i) delta[i] = zero_c();
     UNROLL for (u32 j = 0; j < TILES; ++j)
@@ -55,7 +55,7 @@ DEV TokenColumns written_deltas(const TokenColumns& residuals, const InverseTile
         written.tile[i] = rounded<ColumnOperand>(scaled);
     }
     // Stored last, because loads of shared memory are not moved over stores.
-    UNROLL for (u32 i = 0; i < TILES; ++i) mail.delta[i][lane()] = as_b(rounded<ColumnOperand>(delta[i]));
+    UNROLL for (u32 i = 0; i < TILES; ++i) exchange.delta[i][lane()] = as_b(rounded<ColumnOperand>(delta[i]));
     return written;
 }
 
@@ -64,16 +64,16 @@ DEV void load_inverse(InverseTiles& inverse, const StateRecord& record) {
 }
 
 // Updates the state of 16 columns by a chunk: s = e^G(last) s + sum of e^(G(last) - G) k delta^T.
-DEV void update_state(ColumnState& s, const StateStage& stage, const StateRecord& record, u32 column, ChunkMail& mail) {
+DEV void update_state(ColumnState& s, const StateStage& stage, const StateRecord& record, u32 column, ChunkExchange& exchange) {
     InverseTiles inverse;
     if (WARP_SIZE == 64) load_inverse(inverse, record);  // from memory: as early as possible
     KeyColumns state;
     UNROLL for (u32 t = 0; t < KEY_TILES; ++t) state.tile[t] = rounded<ColumnOperand>(s.tile[t]);
-    UNROLL for (u32 t = 0; t < KEY_TILES; ++t) mail.state[t][lane()] = as_b(state.tile[t]);
+    UNROLL for (u32 t = 0; t < KEY_TILES; ++t) exchange.state[t][lane()] = as_b(state.tile[t]);
     const TokenColumns residuals = value_residuals(state, stage, column);
     if (WARP_SIZE == 32) load_inverse(inverse, record);  // from shared memory: not before registers are free
     const KeyFactors& factors = factors_of(stage.record);
-    const TokenColumns written = written_deltas(residuals, inverse, factors, mail);
+    const TokenColumns written = written_deltas(residuals, inverse, factors, exchange);
     const float total = factors.total[0];
     UNROLL for (u32 t = 0; t < KEY_TILES; ++t)
         UNROLL for (u32 e = 0; e < FragLayout::NC; ++e) s.tile[t].x[e] *= total;
@@ -95,7 +95,7 @@ DEV void store_outputs(half_t* o, u32 o_stride, const FragC& out, u32 tokens) {
 }
 
 // Computes the outputs of a chunk: e^G Q s + tril(Q K^T * decay) delta.
-DEV void chunk_outputs(half_t* o, u32 o_stride, const OutputStage& stage, const OutputRecord& record, const ChunkMail& mail,
+DEV void chunk_outputs(half_t* o, u32 o_stride, const OutputStage& stage, const OutputRecord& record, const ChunkExchange& exchange,
                        u32 tokens) {
     const QueryFactors& factors = factors_of(stage.record);
     FragA scores[PAIRS];
@@ -103,12 +103,12 @@ DEV void chunk_outputs(half_t* o, u32 o_stride, const OutputStage& stage, const 
     FragC out[TILES];
     UNROLL for (u32 i = 0; i < TILES; ++i) out[i] = zero_c();
     UNROLL for (u32 t = 0; t < KEY_TILES; ++t) {
-        const FragB state = mail.state[t][lane()];
+        const FragB state = exchange.state[t][lane()];
         UNROLL for (u32 i = 0; i < TILES; ++i) mma16(out[i], load_a(stage.q + i * 16 * K_STRIDE + t * 16, K_STRIDE), state);
     }
     UNROLL for (u32 i = 0; i < TILES; ++i) {
         UNROLL for (u32 e = 0; e < FragLayout::NC; ++e) out[i].x[e] *= factors.read[i * 16 + FragLayout::c_row(e)];
-        UNROLL for (u32 j = 0; j <= i; ++j) mma16(out[i], scores[pair_index(i, j)], mail.delta[j][lane()]);
+        UNROLL for (u32 j = 0; j <= i; ++j) mma16(out[i], scores[pair_index(i, j)], exchange.delta[j][lane()]);
         store_outputs(o + (u64)i * 16 * o_stride, o_stride, out[i], tokens > i * 16 ? tokens - i * 16 : 0);
     }
 }
@@ -156,12 +156,12 @@ DEV void walk_row(WalkShared& s, const WalkParams& p, const WarpColumns& at, u32
         if (at.of_state && turn < chunks) {
             const StateStage& stage = s.state[turn % STAGES];
             const StateRecord& tiles = tiles_of(stage.record, record_of(inputs, turn).state);
-            update_state(state, stage, tiles, column, s.mail[turn % 2][at.warp]);
+            update_state(state, stage, tiles, column, s.exchange[turn % 2][at.warp]);
         }
         if (!at.of_state && turn > 0) {
             const OutputStage& stage = s.output[last % STAGES];
             const OutputRecord& tiles = tiles_of(stage.record, record_of(inputs, last).output);
-            chunk_outputs(out + (u64)last * CHUNK * p.o_stride, p.o_stride, stage, tiles, s.mail[last % 2][at.warp],
+            chunk_outputs(out + (u64)last * CHUNK * p.o_stride, p.o_stride, stage, tiles, s.exchange[last % 2][at.warp],
                           inputs.tokens - last * CHUNK);
         }
     }

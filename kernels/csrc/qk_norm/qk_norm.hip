@@ -7,8 +7,9 @@
 // value_head_norm v = v * rsqrt(mean(v^2) + eps) for each head of head_dim channels from channel `first` on, in place
 //   qkv [tokens, query_cols + key_cols + value channels] of ACT; w [query_cols + key_cols] of ACT
 // Grid: qk_square_sums: 2 * tokens blocks of 256 threads, so that a sum has one order in every batch;
-// value_head_norm: ceil(tokens * heads / warps per block) blocks, one head of a token per warp; others: as elementwise. Rounding: computed in f32, rounded once at the store. Roofline: bytes of the query and key channels,
-// read (qk_square_sums) or read and written, over memory bandwidth; a single token is latency-bound.
+// value_head_norm: ceil(tokens * heads / warps per block) blocks, one head of a token per warp; others: as elementwise.
+// Rounding: computed in f32, rounded once at the store. Roofline: bytes of the query and key channels, read
+// (qk_square_sums) or read and written, over memory bandwidth; a single token is latency-bound.
 #include "dev.h"
 #include "elementwise/elementwise.h"
 

@@ -59,6 +59,7 @@ impl StateTestRows {
             read: row(&self.read),
             write: row(&self.write),
             max_row_len: self.tokens(),
+            chunked_rows: self.read.len(),
         }
     }
 }

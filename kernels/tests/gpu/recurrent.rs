@@ -124,6 +124,11 @@ impl<T: GpuTestFloat> DeltaNetCase<T> {
         self.rows.iter().map(|row| row[0] as usize).max().unwrap()
     }
 
+    fn chunked_rows(&self) -> usize {
+        let is_chunked = |row: &&[i32; 3]| row[0] as usize > GatedDeltaRule::RECURRENT_TOKENS;
+        self.rows.iter().filter(is_chunked).count()
+    }
+
     /// Runs the step on a GPU.
     fn run(&self, device: &Arc<GpuBackend>) -> DeltaNetOutputs<T> {
         let (layout, tokens) = (self.layout, self.tokens());
@@ -141,6 +146,7 @@ impl<T: GpuTestFloat> DeltaNetCase<T> {
             read: read.mat(),
             write: write.mat(),
             max_row_len: self.longest(),
+            chunked_rows: self.chunked_rows(),
         };
         let mut pool = device.alloc(layout.bytes()).unwrap();
         device.upload(&mut pool, 0, &self.pool).unwrap();
@@ -169,6 +175,7 @@ impl<T: GpuTestFloat> DeltaNetCase<T> {
             read: words(&read),
             write: words(&write),
             max_row_len: self.longest(),
+            chunked_rows: self.chunked_rows(),
         };
         let cpu = KernelBackend::from(oracle());
         let mut pool = cpu.alloc(layout.bytes()).unwrap();

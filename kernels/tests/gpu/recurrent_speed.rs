@@ -93,6 +93,7 @@ fn measure(pair: &CpuGpuPair, rows: usize, len: usize) {
                 read: arrays.slots.mat(),
                 write: arrays.slots.mat(),
                 max_row_len: len,
+                chunked_rows: if len > GatedDeltaRule::RECURRENT_TOKENS { rows } else { 0 },
             },
         };
         gpu.launch(&S, op).unwrap();

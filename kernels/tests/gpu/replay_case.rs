@@ -163,6 +163,7 @@ impl<T: FloatElement> ReplayCase<T> {
                 read: facts.rows_from(RowMetadataField::StateRead as usize, 1).columns(0, count),
                 write: arrays.write.as_ref(),
                 max_row_len: MAX_ROW_LEN,
+                chunked_rows: 0,
             };
             let store = Some(ReplayStore { arrays: &mut inputs, tokens: stored });
             self.run_layer(device, &mut pool, layer, &tokens, states, store);
@@ -351,6 +352,7 @@ impl UploadedRows {
             read: self.read.mat(DType::I32, 1, self.rows).unwrap(),
             write: self.write.mat(DType::I32, 1, self.rows).unwrap(),
             max_row_len: MAX_ROW_LEN,
+            chunked_rows: 0,
         }
     }
 }
