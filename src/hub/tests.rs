@@ -138,7 +138,7 @@ fn repository_in_another_format_is_named() {
     let mock = MockHub::start(&files);
     let dir = tempfile::tempdir().unwrap();
     let error = mock.fetch(dir.path(), None).unwrap_err().to_string();
-    let expected = "owner/name: the repository has no config.json; GGUF is not supported: serve the original \
+    let expected = "owner/name: the repository has no tokenizer.json; GGUF is not supported: serve the original \
                     model, which has safetensors files";
     assert_eq!(error, expected);
 }
