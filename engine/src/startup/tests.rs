@@ -38,12 +38,18 @@ fn params() -> ExecutorStartupParams {
     ExecutorStartupParams { timeouts: TIMEOUTS, expected: EXPECTED, weights }
 }
 
-/// Returns the engine's end and the executor's end of the link of an executor.
-fn link(rank: u16) -> (ExecutorLink, FakeExecutorLink) {
+/// Both ends of the link of an executor.
+struct LinkEnds {
+    engine: ExecutorLink,
+    executor: FakeExecutorLink,
+}
+
+fn link(rank: u16) -> LinkEnds {
     let (ours, theirs) = in_process_pair(16);
     let (messages, epoch) = (Box::new(ours.receiver), EXPECTED.epoch);
     let receiver = ExecutorReceiver { messages, epoch, rank: Rank(rank), process: None };
-    (ExecutorLink { commands: ours.sender, receivers: vec![receiver] }, theirs)
+    let engine = ExecutorLink { commands: ours.sender, receivers: vec![receiver] };
+    LinkEnds { engine, executor: theirs }
 }
 
 fn outcome(report: Result<StartupReport, StartError>) -> String {
@@ -61,9 +67,9 @@ fn outcome(report: Result<StartupReport, StartError>) -> String {
 fn start_threads(peers: Vec<Box<dyn FnOnce(FakeExecutorLink) + Send>>) -> String {
     let (mut links, mut threads) = (Vec::new(), Vec::new());
     for (peer, rank) in peers.into_iter().zip(0..) {
-        let (ours, theirs) = link(rank);
-        links.push(ours);
-        threads.push(thread::spawn(move || peer(theirs)));
+        let LinkEnds { engine, executor } = link(rank);
+        links.push(engine);
+        threads.push(thread::spawn(move || peer(executor)));
     }
     let report = params().bring_up(&mut links, |b| b.min(50), || None, |_, _, _| {});
     drop(links);
@@ -98,7 +104,8 @@ struct VirtualStart {
 
 impl VirtualStart {
     fn new(scripts: Vec<ExecutorScript>, start: Instant) -> Self {
-        let (links, peers): (Vec<_>, Vec<_>) = (0..).map(link).take(scripts.len()).unzip();
+        let (links, peers): (Vec<_>, Vec<_>) =
+            (0..).map(link).take(scripts.len()).map(|ends| (ends.engine, ends.executor)).unzip();
         let several = links.len() > 1;
         let commands = links.iter().map(|link| link.commands.clone()).collect();
         let state =
@@ -245,12 +252,12 @@ fn progress_resets_the_stall_timeout_only() {
 
 #[test]
 fn heartbeats_are_no_startup_messages() {
-    let ((mut ours, mut theirs), is_done) = (link(0), AtomicBool::new(false));
+    let (LinkEnds { mut engine, mut executor }, is_done) = (link(0), AtomicBool::new(false));
     for message in [ExecutorEvent::Heartbeat, ready(3), ExecutorEvent::Heartbeat] {
-        theirs.send(message).unwrap();
+        executor.send(message).unwrap();
     }
     let (messages_tx, messages_rx) = channel();
-    forward_startup_messages(&mut ours.receivers[0], 5, &messages_tx, &is_done);
+    forward_startup_messages(&mut engine.receivers[0], 5, &messages_tx, &is_done);
     drop(messages_tx);
     let forwarded: Vec<StartupMessage> = messages_rx.iter().collect();
     assert!(matches!(&forwarded[..], [(5, Ok(ExecutorEvent::Ready(_)))]), "{forwarded:?}");
