@@ -8,7 +8,7 @@
 use crate::bounded_child::{
     CHILD_TIMEOUT, ChildPipe, end_child, run_within, send_signal, wait_within,
 };
-use crate::http::server_process::ready_address;
+use crate::http::server_process::ready_line;
 use crate::seed_cursor::is_selected_by_cursor;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -76,7 +76,7 @@ impl AccuracyServer {
             .spawn()
             .expect("the binary starts");
         let stderr = ChildPipe::start(process.stderr.take().unwrap());
-        let (address, _) = ready_address(&stderr);
+        let address = ready_line(&stderr).address;
         Self { process, stderr, url: format!("http://{address}") }
     }
 

@@ -50,8 +50,8 @@ impl ServerProcess {
     pub(crate) fn of(command: &mut Command) -> Self {
         let mut child = command.spawn().unwrap();
         let stderr = ChildPipe::start(child.stderr.take().unwrap());
-        let (address, text) = ready_address(&stderr);
-        Self { child, stderr, stderr_text: text, address }
+        let ReadyLine { address, earlier_text } = ready_line(&stderr);
+        Self { child, stderr, stderr_text: earlier_text, address }
     }
 
     /// Returns everything on stderr; the process must have exited.
@@ -79,16 +79,23 @@ impl Drop for ServerProcess {
     }
 }
 
-/// Reads the log of a server up to the ready line; returns the address in this line, and the lines before it.
-pub(crate) fn ready_address(stderr: &ChildPipe) -> (SocketAddr, String) {
-    let mut text = String::new();
+/// Address in the ready line of a server, and the text of its log before this line.
+pub(crate) struct ReadyLine {
+    pub(crate) address: SocketAddr,
+    pub(crate) earlier_text: String,
+}
+
+/// Reads the log of a server up to the ready line.
+pub(crate) fn ready_line(stderr: &ChildPipe) -> ReadyLine {
+    let mut earlier_text = String::new();
     while let Some(line) = stderr.next_line(CHILD_TIMEOUT) {
         if let Some((_, rest)) = line.split_once(" on http://") {
-            return (rest.split(' ').next().unwrap().parse().unwrap(), text);
+            let address = rest.split(' ').next().unwrap().parse().unwrap();
+            return ReadyLine { address, earlier_text };
         }
-        text += &line;
+        earlier_text += &line;
     }
-    panic!("no ready line: {text}")
+    panic!("no ready line: {earlier_text}")
 }
 
 fn endless(address: SocketAddr) -> HttpClient {

@@ -2,7 +2,7 @@
 //! timestamp.
 
 use crate::bounded_child::{ChildPipe, end_child};
-use crate::http::server_process::{command, ready_address};
+use crate::http::server_process::{command, ready_line};
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::process::Child;
@@ -43,7 +43,7 @@ impl LogWatchedServer {
         let mut command = command(&[&["--port", "0"], &flags[..]].concat());
         let mut child = command.env("RUST_LOG", "info").spawn().unwrap();
         let stderr = ChildPipe::start(child.stderr.take().unwrap());
-        let (address, _) = ready_address(&stderr);
+        let address = ready_line(&stderr).address;
         let (to, from): (BTreeMap<_, _>, BTreeMap<_, _>) = groups
             .map(|replica| (replica, channel()))
             .map(|(replica, (to, from))| ((replica, to), (replica, from)))
