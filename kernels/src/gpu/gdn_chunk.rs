@@ -29,14 +29,14 @@ const MAX_CONCURRENT_ROWS: usize = 8;
 
 /// Properties of a GPU that the plan depends on.
 #[derive(Debug, Clone, Copy)]
-struct GpuProperties {
+struct ChunkGpuLimits {
     warp_size: u32,
     multiprocessors: usize,
     /// Maximum shared memory of a block in bytes.
     shared_bytes: usize,
 }
 
-impl GpuProperties {
+impl ChunkGpuLimits {
     fn of(gpu: &GpuBackend) -> Self {
         Self {
             warp_size: gpu.warp_size(),
@@ -66,7 +66,7 @@ impl ColumnWarps {
     }
 
     /// Whether the kernel of this width takes states of the shape `layout`.
-    fn fits(self, gpu: GpuProperties, layout: &RecurrentStateLayout) -> bool {
+    fn fits(self, gpu: ChunkGpuLimits, layout: &RecurrentStateLayout) -> bool {
         self.shared_bytes(gpu.warp_size, layout.key_dim) <= gpu.shared_bytes
             && layout.value_dim.is_multiple_of(self.columns())
     }
@@ -85,7 +85,7 @@ impl ChunkPlan {
     /// all concurrent rows are resident at once, one per SM; otherwise blocks of four, if they fit. `None` = there are no such
     /// rows, or no kernel takes the states.
     fn choose(
-        gpu: GpuProperties,
+        gpu: ChunkGpuLimits,
         layout: &RecurrentStateLayout,
         chunked_rows: usize,
     ) -> Option<Self> {
@@ -115,7 +115,7 @@ impl ChunkedRule {
         if !takes_shapes || op.rows.max_row_len <= RECURRENT_TOKENS {
             return None;
         }
-        let plan = ChunkPlan::choose(GpuProperties::of(gpu), op.layout, op.rows.chunked_rows)?;
+        let plan = ChunkPlan::choose(ChunkGpuLimits::of(gpu), op.layout, op.rows.chunked_rows)?;
         Some(Self { records: op.o.rows() / CHUNK + op.rows.rows(), plan })
     }
 
@@ -212,8 +212,8 @@ mod tests {
         value_dim: 128,
         conv_width: 4,
     };
-    const H200: GpuProperties =
-        GpuProperties { warp_size: 32, multiprocessors: 132, shared_bytes: 227 << 10 };
+    const H200: ChunkGpuLimits =
+        ChunkGpuLimits { warp_size: 32, multiprocessors: 132, shared_bytes: 227 << 10 };
 
     #[test]
     fn block_width_depends_on_prefill_rows_only() {
@@ -229,12 +229,12 @@ mod tests {
 
     #[test]
     fn blocks_are_narrow_where_wide_ones_do_not_fit() {
-        let small = GpuProperties { shared_bytes: 64 << 10, warp_size: 64, ..H200 };
+        let small = ChunkGpuLimits { shared_bytes: 64 << 10, warp_size: 64, ..H200 };
         let plan = ChunkPlan::choose(small, &LAYOUT, 8).unwrap();
         assert_eq!(plan.warps, ColumnWarps(2));
         let narrow = RecurrentStateLayout { value_dim: 32, ..LAYOUT };
         assert_eq!(ChunkPlan::choose(H200, &narrow, 8).unwrap().warps, ColumnWarps(2));
-        let tiny = GpuProperties { shared_bytes: 16 << 10, ..H200 };
+        let tiny = ChunkGpuLimits { shared_bytes: 16 << 10, ..H200 };
         assert_eq!(ChunkPlan::choose(tiny, &LAYOUT, 8), None);
     }
 }
