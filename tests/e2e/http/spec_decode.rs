@@ -452,7 +452,7 @@ fn models_without_usable_mtp_are_rejected_by_name() {
     for (config, flags, named) in [
         (MTP_CONFIG, &[none.as_str()][..], "DeepseekV3ForCausalLM model has no MTP modules"),
         (MTP_CONFIG, &[two.as_str()], "DeepseekV3ForCausalLM model has 2 MTP modules"),
-        (many, &[], "model has no MTP modules"), // The demo model.
+        (MTP_CONFIG, &[], "model has no MTP modules"), // The demo model.
         (many, &[one.as_str()], "num_speculative_tokens 17"),
     ] {
         let flags = [&["--port", "0", "--speculative-config", config], flags].concat();
