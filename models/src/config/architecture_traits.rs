@@ -60,6 +60,8 @@ pub(crate) struct ArchitectureTraits {
     pub(crate) decoder_layer: DecoderLayerKind,
     /// Special tokens and chat template of synthetic checkpoints.
     pub(crate) synth_tokenizer: SynthTokenizerKind,
+    /// EOS tokens if the field is absent; empty = no EOS token.
+    pub(crate) eos_default: &'static [u32],
 }
 
 const LLAMA: ArchitectureTraits = ArchitectureTraits {
@@ -86,6 +88,7 @@ const LLAMA: ArchitectureTraits = ArchitectureTraits {
     may_have_mxfp4_experts: false,
     decoder_layer: DecoderLayerKind::Llama,
     synth_tokenizer: SynthTokenizerKind::Llama3,
+    eos_default: &[2],
 };
 const LLAMA_EAGLE3: ArchitectureTraits = ArchitectureTraits {
     attention_bias: AttentionBiasRule::Fixed { qkv: false },
@@ -103,6 +106,7 @@ const SMOL_LM3: ArchitectureTraits = ArchitectureTraits {
     windowed_layers: WindowedLayerRule::WithoutRope,
     ties_by_default: true,
     synth_tokenizer: SynthTokenizerKind::ChatMl,
+    eos_default: &[128_001],
     ..LLAMA
 };
 const SEED_OSS: ArchitectureTraits = ArchitectureTraits {
@@ -131,6 +135,7 @@ const GLM: ArchitectureTraits = ArchitectureTraits {
     attention_bias: AttentionBiasRule::QkvOnly,
     may_have_mlp_bias: false,
     synth_tokenizer: SynthTokenizerKind::Glm,
+    eos_default: &[151_329, 151_336, 151_338],
     ..LLAMA
 };
 const GLM4: ArchitectureTraits = ArchitectureTraits { norm_placement: NormPlacement::Both, ..GLM };
@@ -139,6 +144,7 @@ const OLMO2: ArchitectureTraits = ArchitectureTraits {
     qk_norm: QkNormKind::AllHeads,
     norm_placement: NormPlacement::Output,
     synth_tokenizer: SynthTokenizerKind::ChatMl,
+    eos_default: &[50_279],
     ..LLAMA
 };
 const OLMO3: ArchitectureTraits = ArchitectureTraits {
@@ -174,6 +180,7 @@ const QWEN2: ArchitectureTraits = ArchitectureTraits {
     attention_bias: AttentionBiasRule::Fixed { qkv: true },
     may_have_mlp_bias: false,
     synth_tokenizer: SynthTokenizerKind::ChatMl,
+    eos_default: &[],
     ..LLAMA
 };
 const QWEN2_MOE: ArchitectureTraits = ArchitectureTraits {
@@ -223,6 +230,7 @@ const QWEN3_NEXT: ArchitectureTraits = ArchitectureTraits {
     has_gated_delta: true,
     decoder_layer: DecoderLayerKind::Qwen3Next,
     synth_tokenizer: SynthTokenizerKind::ChatMl,
+    eos_default: &[],
     ..LLAMA
 };
 const QWEN35: ArchitectureTraits = ArchitectureTraits { kv_heads_default: Some(4), ..QWEN3_NEXT };
@@ -238,12 +246,14 @@ const DEEPSEEK: ArchitectureTraits = ArchitectureTraits {
     synth_tokenizer: SynthTokenizerKind::Deepseek,
     ..LLAMA_EAGLE3
 };
+const DEEPSEEK_V3: ArchitectureTraits = ArchitectureTraits { eos_default: &[1], ..DEEPSEEK };
 const PHI3: ArchitectureTraits = ArchitectureTraits {
     partial_rotary_default: Some(1.0),
     windowed_layers: WindowedLayerRule::All,
     attention_bias: AttentionBiasRule::Fixed { qkv: false },
     may_have_mlp_bias: false,
     synth_tokenizer: SynthTokenizerKind::Phi,
+    eos_default: &[32_000],
     ..LLAMA
 };
 const GEMMA3: ArchitectureTraits = ArchitectureTraits {
@@ -257,6 +267,7 @@ const GEMMA3: ArchitectureTraits = ArchitectureTraits {
     norm_weights: NormWeightKind::ZeroCentred,
     gate_activation: GateActivation::GeluTanh,
     synth_tokenizer: SynthTokenizerKind::Gemma,
+    eos_default: &[1],
     ..LLAMA
 };
 const GEMMA3_MULTIMODAL: ArchitectureTraits =
@@ -285,6 +296,7 @@ const GPT_OSS: ArchitectureTraits = ArchitectureTraits {
     may_have_mxfp4_experts: true,
     decoder_layer: DecoderLayerKind::Qwen3Moe,
     synth_tokenizer: SynthTokenizerKind::Harmony,
+    eos_default: &[],
     ..LLAMA
 };
 
@@ -317,7 +329,8 @@ impl ModelArchitecture {
             Self::Qwen35Multimodal => &QWEN35_MULTIMODAL,
             Self::Qwen35Moe => &QWEN35_MOE,
             Self::Qwen35MoeMultimodal => &QWEN35_MOE_MULTIMODAL,
-            Self::DeepseekV2 | Self::DeepseekV3 => &DEEPSEEK,
+            Self::DeepseekV2 => &DEEPSEEK,
+            Self::DeepseekV3 => &DEEPSEEK_V3,
             Self::Phi3 => &PHI3,
             Self::Gemma3 => &GEMMA3,
             Self::Gemma3Multimodal => &GEMMA3_MULTIMODAL,

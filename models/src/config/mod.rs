@@ -9,7 +9,6 @@ mod architecture_traits;
 mod config_overrides;
 #[cfg(test)]
 mod deepseek_tests;
-mod default_eos;
 mod eagle3;
 mod error;
 #[cfg(test)]

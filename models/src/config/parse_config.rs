@@ -5,7 +5,6 @@
 //! of a few fields do not overflow u64 for any input.
 
 use super::architecture_rules::AttentionBiasRule;
-use super::default_eos::default_eos;
 use super::gemma3::{self, logit_softcap};
 use super::gemma4::{self, per_layer_input};
 use super::heads::{HeadCounts, gqa_heads, mla_heads};
@@ -136,7 +135,7 @@ fn eos_tokens(
         return fields.tokens(FIELD);
     }
     let is_in_vocabulary = |token: &u32| (*token as usize) < vocab;
-    Ok(default_eos(architecture).iter().copied().filter(is_in_vocabulary).collect())
+    Ok(architecture.traits().eos_default.iter().copied().filter(is_in_vocabulary).collect())
 }
 
 /// Rejects fields that would change the arithmetic but are not supported for this architecture.
