@@ -34,12 +34,13 @@ run() {
 }
 export -f run
 
-# Prints the names of the tests in every third test file, one file per line: third OFFSET ARGUMENT...
+# Prints the names of the tests in every third test file, one file per line: third OFFSET ARGUMENT... Not listed: tests of
+# errors, and tests of the harness's child processes, which would have the sanitizer's library preloaded.
 third() {
     local offset=$1
     shift
     local tests files
-    tests=$(cargo test -q --test gpu -- --list --format terse --skip errors:: "$@" | sed -n 's/: test$//p')
+    tests=$(cargo test -q --test gpu -- --list --format terse --skip errors:: --skip watchdog_tests:: "$@" | sed -n 's/: test$//p')
     # The slowest files first.
     files=$(printf '%s\n' mla_prefill sample mla kv_fp8 linear moe $(sed 's/::.*//' <<<"$tests") | awk '!seen[$0]++' | awk -v offset="$offset" 'NR % 3 == offset')
     for file in $files; do
@@ -48,13 +49,11 @@ third() {
 }
 
 # ThreadSanitizer is fastest with few tests per process: two processes, each with the tests of one file at a time.
-# Skipped: tests with thousands of equal launches or blocks, which take minutes and find no further races; and
-# single-row attention, which loads the tile of the newest token while that token's slot is written: a formal data race,
-# but the loaded bytes are never used, because `complete_tile` overwrites them.
+# Skipped: tests with thousands of equal launches or blocks, which take minutes and find no further races.
 threads() {
     local offset=$1 variant=$2
     shift 2
-    third "$offset" --skip frequencies_follow_the_softmax --skip fused_rope_attention_matches_two_launches --skip any_number_of_tokens "$@" |
+    third "$offset" --skip frequencies_follow_the_softmax --skip any_number_of_tokens "$@" |
         variant=$variant xargs -P 2 -d '\n' -I {} bash -c 'run thread libtsan.so 0 $variant --test-threads=1 --exact {}'
 }
 
