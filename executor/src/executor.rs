@@ -29,6 +29,7 @@ use protocol::{
 };
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Instant;
 
 /// Up to this number of rows, a GEMM kernel may be specialised for the exact number of rows.
 const SMALL_BATCH_ROWS: u32 = 16;
@@ -237,8 +238,15 @@ impl Executor {
         batch: &Batch,
         masks: &mut dyn TokenBitmaskSource,
     ) -> Result<SubmittedStep, ExecutorError> {
+        let (modules, start) = (self.loaded_kernel_modules(), Instant::now());
         let state = self.state.as_mut().ok_or(ExecutorError::KvCacheNotSized)?;
-        Ok(SubmittedStep(state.submit(&self.model, batch, masks, self.tracer.as_mut())?))
+        let submitted =
+            SubmittedStep(state.submit(&self.model, batch, masks, self.tracer.as_mut())?);
+        let late = self.loaded_kernel_modules() - modules;
+        if late > 0 {
+            precompile::warn_late_compilation(batch, late, start.elapsed());
+        }
+        Ok(submitted)
     }
 
     /// Submits a batch without masked rows (rows sampled under a grammar bitmask), waits for it and returns

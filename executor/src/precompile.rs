@@ -6,7 +6,8 @@ use crate::model_context::ModelContext;
 use crate::step::{StepDeviceState, StepLaunchOptions};
 use kernels::GatedDeltaRule;
 use ops::{BatchRowLengths, BatchUpperBounds, DraftBuffers, StepShape};
-use protocol::StepTiming;
+use protocol::{Batch, StepTiming};
+use std::time::Duration;
 
 /// Smallest number of tokens of a prompt in `prompt_batches`.
 const PROMPT_TOKENS_MIN: u32 = 32;
@@ -35,6 +36,20 @@ pub(crate) fn precompile(
     let launched = shapes.into_iter().try_for_each(&mut launch);
     driver.end_dry_run(progress)?;
     launched
+}
+
+/// Logs that kernels were compiled while serving: `modules` kernel modules in the submission of `batch`, which took `elapsed`. All
+/// requests wait for such a step, so its shape is to be added to the dry run.
+pub(crate) fn warn_late_compilation(batch: &Batch, modules: usize, elapsed: Duration) {
+    let tokens: u64 = batch.rows.iter().map(|row| u64::from(row.len) + u64::from(row.drafts)).sum();
+    tracing::warn!(
+        step = batch.step.0,
+        rows = batch.rows.len(),
+        tokens,
+        modules,
+        milliseconds = elapsed.as_millis() as u64,
+        "kernels were compiled while serving"
+    );
 }
 
 /// Returns the row lengths of steps with a prompt alone, and with as many decode rows as possible before it, and of a step with

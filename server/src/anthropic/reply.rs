@@ -4,7 +4,7 @@ use super::context_edits::AppliedContextEdits;
 use super::stream::AnthropicEventWriter;
 use super::types::{self, AnthropicRequest};
 use crate::api_error::ApiError;
-use crate::openai::assistant_message::AssistantMessage;
+use crate::openai::assistant_message::{AssistantMessage, AssistantMessagePart};
 use crate::openai::chat::generation_start::{StartedGeneration, start};
 use crate::openai::chat::ignored_values::report_ignored;
 use crate::openai::choice::{ChoiceFinishReason, StopMatch};
@@ -127,22 +127,20 @@ impl AnthropicReplyFormatter {
     }
 
     fn blocks(&self, choice: &CollectedChoice) -> Vec<ContentBlock> {
-        let AssistantMessage { reasoning, content, calls } =
-            AssistantMessage::of(choice, 0, &self.tool_call_ids);
-        let mut blocks = Vec::new();
-        if !reasoning.is_empty() {
-            blocks.push(ContentBlock::Thinking { thinking: reasoning, signature: "" });
-        }
-        if !content.is_empty() {
-            blocks.push(ContentBlock::Text { text: content });
-        }
-        blocks.extend(calls.into_iter().map(|call| {
-            // If the output ended inside a call, `input` contains only its complete arguments. Clients get
-            // the same value when they parse the streamed reply.
-            let input = tool_input(&call.arguments);
-            ContentBlock::ToolUse { id: call.id, name: call.name, input }
-        }));
-        blocks
+        let message = AssistantMessage::of(choice, 0, &self.tool_call_ids);
+        let block = |part| match part {
+            AssistantMessagePart::Reasoning(thinking) => {
+                ContentBlock::Thinking { thinking, signature: "" }
+            }
+            AssistantMessagePart::Content(text) => ContentBlock::Text { text },
+            AssistantMessagePart::Call(call) => {
+                // If the output ended inside a call, `input` contains only its complete arguments. Clients get
+                // the same value when they parse the streamed reply.
+                let input = tool_input(&call.arguments);
+                ContentBlock::ToolUse { id: call.id, name: call.name, input }
+            }
+        };
+        message.parts.into_iter().map(block).collect()
     }
 }
 

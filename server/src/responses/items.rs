@@ -2,7 +2,7 @@
 
 use super::item_scope::ItemIdScope;
 use super::tool_names::{CalledTool, ToolNameMap, function_name};
-use crate::openai::assistant_message::AssistantMessage;
+use crate::openai::assistant_message::{AssistantMessage, AssistantMessagePart};
 use crate::openai::chat::custom_input::CustomToolInputDecoder;
 use crate::openai::chat::custom_tools::INPUT;
 use crate::request_ids::ToolCallIdGenerator;
@@ -143,28 +143,27 @@ pub(super) fn of_message(
     item_ids: &OutputItemIdGenerator,
     truncated: bool,
 ) -> Vec<ResponseOutputItem> {
-    let AssistantMessage { reasoning, content, calls } = message;
-    let status_of = |is_last: bool| item_status(truncated && is_last);
-    let mut items = Vec::new();
-    if !reasoning.is_empty() {
-        let status = status_of(content.is_empty() && calls.is_empty());
-        let content = vec![OutputItemContent::ReasoningText { text: reasoning }];
-        items.push(ResponseOutputItem::Reasoning {
-            id: item_ids.reasoning(0),
+    let count = message.parts.len();
+    if count == 0 {
+        return vec![message_item(item_ids.message(0), String::new(), item_status(truncated))];
+    }
+    let text_status = |index: usize| item_status(truncated && index + 1 == count);
+    let items = message.parts.into_iter().enumerate().map(|(index, part)| match part {
+        AssistantMessagePart::Reasoning(text) => ResponseOutputItem::Reasoning {
+            id: item_ids.reasoning(index),
             summary: [],
-            content,
-            status,
-        });
-    }
-    if !content.is_empty() || calls.is_empty() && items.is_empty() {
-        let (id, status) = (item_ids.message(items.len()), status_of(calls.is_empty()));
-        items.push(message_item(id, content, status));
-    }
-    for call in calls {
-        let status = item_status(call.truncated);
-        items.push(item_ids.call(items.len(), call.id, &call.name, call.arguments, status));
-    }
-    items
+            content: vec![OutputItemContent::ReasoningText { text }],
+            status: text_status(index),
+        },
+        AssistantMessagePart::Content(text) => {
+            message_item(item_ids.message(index), text, text_status(index))
+        }
+        AssistantMessagePart::Call(call) => {
+            let status = item_status(call.truncated);
+            item_ids.call(index, call.id, &call.name, call.arguments, status)
+        }
+    });
+    items.collect()
 }
 
 /// Builds a message item with one text part.

@@ -80,6 +80,58 @@ fn message_blocks_are_equal_unary_and_streamed() {
     server.wait_idle(std::time::Duration::from_secs(1));
 }
 
+/// Output with text before, between and after tool calls.
+pub(super) const TEXT_AROUND_CALLS: &str = "First.\n<tool_call>\n{\"name\": \"weather\", \
+    \"arguments\": {\"city\": \"Köln\"}}\n</tool_call>\nThen.\n<tool_call>\n{\"name\": \"weather\", \
+    \"arguments\": {}}\n</tool_call>\nDone.";
+
+/// Returns the content blocks of a stream, without ids.
+fn streamed_blocks(events: &[(String, Value)]) -> Vec<Value> {
+    let mut blocks: Vec<Value> = Vec::new();
+    let mut input = String::new();
+    for (name, event) in events {
+        match name.as_str() {
+            "content_block_start" => blocks.push(event["content_block"].clone()),
+            "content_block_delta" => {
+                let delta = &event["delta"];
+                input += delta["partial_json"].as_str().unwrap_or_default();
+                if let Some(more) = delta["text"].as_str() {
+                    let text = &mut blocks.last_mut().unwrap()["text"];
+                    *text = json!(text.as_str().unwrap().to_owned() + more);
+                }
+            }
+            "content_block_stop" if !input.is_empty() => {
+                let parsed: Value = serde_json::from_str(&std::mem::take(&mut input)).unwrap();
+                blocks.last_mut().unwrap()["input"] = parsed;
+            }
+            _ => {}
+        }
+    }
+    without_block_ids(blocks)
+}
+
+fn without_block_ids(mut blocks: Vec<Value>) -> Vec<Value> {
+    for block in &mut blocks {
+        block.as_object_mut().unwrap().remove("id");
+    }
+    blocks
+}
+
+#[test]
+fn text_around_tool_uses_keeps_its_place() {
+    let parsers = (Some(ToolCallSyntax::Hermes), None);
+    let scripted_output = Some(TEXT_AROUND_CALLS);
+    let server =
+        TestServer::start(&ServerSetup { scripted_output, parsers, ..ServerSetup::default() });
+    let mut client = HttpClient::connect(server.address);
+    let whole = client.post(PATH, &body(&json!({}))).json();
+    let blocks = without_block_ids(whole["content"].as_array().unwrap().clone());
+    let kinds: Vec<&str> = blocks.iter().map(|block| block["type"].as_str().unwrap()).collect();
+    assert_eq!(kinds, ["text", "tool_use", "text", "tool_use", "text"], "{blocks:?}");
+    let streamed = events(&client.post(PATH, &body(&json!({"stream": true}))));
+    assert_eq!(streamed_blocks(&streamed), blocks);
+}
+
 #[test]
 fn stops_lengths_and_counts() {
     let server = start();

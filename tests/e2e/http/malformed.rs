@@ -201,13 +201,9 @@ pub(crate) fn exchange(
         reading.join().unwrap()
     });
     let leaks = ["panicked", "src/", ".rs:", "/tmp/", "/usr/", "/root/", "/home/"];
+    let shown = without_model_roots(&String::from_utf8_lossy(&reading));
     for leak in leaks.into_iter().chain([env!("CARGO_MANIFEST_DIR")]) {
-        let at = find(&reading, leak.as_bytes());
-        let shown = at.map(|at| {
-            String::from_utf8_lossy(&reading[at.saturating_sub(200)..reading.len().min(at + 50)])
-                .into_owned()
-        });
-        assert!(at.is_none(), "{shown:?} tells how it is made");
+        assert!(!shown.contains(leak), "{leak} tells how the server is made: {shown}");
     }
     let mut rest = &reading[..];
     while let Some(at) = find(rest, b"HTTP/1.1 ") {
@@ -217,6 +213,18 @@ pub(crate) fn exchange(
         assert!(class != 5, "5xx: {}", String::from_utf8_lossy(head));
         rest = &rest[at + 9..];
     }
+}
+
+/// Removes the values of `root` from replies: the model's folder, which `/v1/models` lists like vLLM.
+fn without_model_roots(text: &str) -> String {
+    const FIELD: &str = "\"root\":\"";
+    let mut parts = text.split(FIELD);
+    let mut kept = parts.next().unwrap_or_default().to_owned();
+    for part in parts {
+        kept += FIELD;
+        kept += part.split_once('"').map_or("", |(_, rest)| rest);
+    }
+    kept
 }
 
 fn find(text: &[u8], what: &[u8]) -> Option<usize> {

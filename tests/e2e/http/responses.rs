@@ -1,5 +1,6 @@
 //! `/v1/responses`: output items, stream events, and stored responses.
 
+use super::anthropic::TEXT_AROUND_CALLS;
 use crate::http_client::{HttpClient, HttpReply};
 use crate::test_server::{ServerSetup, TestServer};
 use serde_json::{Value, json};
@@ -119,6 +120,20 @@ fn response_items_are_equal_unary_and_streamed() {
     assert_eq!(cut["status"], "incomplete");
     assert_eq!(cut["incomplete_details"]["reason"], "max_output_tokens");
     assert_eq!(get(&mut client, cut["id"].as_str().unwrap()).status, 404);
+}
+
+#[test]
+fn text_around_calls_keeps_its_place() {
+    let server = TestServer::start(&setup(TEXT_AROUND_CALLS));
+    let mut client = HttpClient::connect(server.address);
+    let whole = without_ids(client.post(PATH, &body(&json!({}))).json()["output"].clone());
+    let items = whole.as_array().unwrap().iter();
+    let kinds: Vec<&str> = items.map(|item| item["type"].as_str().unwrap()).collect();
+    let expected = ["message", "function_call", "message", "function_call", "message"];
+    assert_eq!(kinds, expected, "{whole}");
+    let streamed = events(&client.post(PATH, &body(&json!({"stream": true}))));
+    let last = &streamed.last().unwrap()["response"];
+    assert_eq!(without_ids(last["output"].clone()), whole);
 }
 
 #[test]

@@ -6,7 +6,7 @@ use super::custom_input::CustomToolInputDecoder;
 use super::custom_tools::CustomToolNames;
 use super::stream::ChatChunkWriter;
 use crate::api_error::ApiError;
-use crate::openai::assistant_message::{AssistantMessage, ToolCall};
+use crate::openai::assistant_message::{AssistantMessage, ChatAssistantMessage, ToolCall};
 use crate::openai::collect::{CollectedChoice, collect, put_end};
 use crate::openai::endpoint::{
     EndpointRequest, InferenceEndpoint, ReplyMetadata, SubmittedRequest,
@@ -95,7 +95,8 @@ impl ChatCompletionReplyFormatter {
     }
 
     fn add_choice(&self, index: u32, choice: CollectedChoice, reply: &mut BufferedReply) {
-        let message = self.message(AssistantMessage::of(&choice, index, &self.tool_call_ids));
+        let message = AssistantMessage::of(&choice, index, &self.tool_call_ids).into_chat();
+        let message = self.message(message);
         let CollectedChoice { logprobs, tokens, end, .. } = choice;
         // Writing to memory cannot fail, so the result is ignored.
         let _ = write!(
@@ -116,8 +117,8 @@ impl ChatCompletionReplyFormatter {
     }
 
     /// Builds the `message` object. `content` is null if the output is only reasoning or tool calls.
-    fn message(&self, message: AssistantMessage) -> Value {
-        let AssistantMessage { reasoning, content, calls } = message;
+    fn message(&self, message: ChatAssistantMessage) -> Value {
+        let ChatAssistantMessage { reasoning, content, calls } = message;
         let content = self.echo.clone() + &content;
         let has_content = !content.is_empty() || calls.is_empty() && reasoning.is_empty();
         let mut value = json!({"role": "assistant", "content": has_content.then_some(content)});
