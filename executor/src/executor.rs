@@ -114,12 +114,14 @@ impl Executor {
         let digest = std::mem::take(&mut loader.digest);
         let draft = config.draft.as_ref().zip(settings.draft_model_dir.as_deref());
         let draft = draft.map(|(draft, dir)| {
-            loader.load(None, &KvGrouping::single(draft), |options| match draft.eagle {
-                Some(_) => load_eagle3(dir, draft, target, options)
-                    .map(Box::new)
-                    .map(ProposerModel::Eagle3),
-                None => load_model(dir, draft, options)
-                    .map(|loaded| ProposerModel::DraftModel(loaded.model)),
+            loader.load(None, &KvGrouping::of_draft(draft, &kv_grouping), |options| {
+                match draft.eagle {
+                    Some(_) => load_eagle3(dir, draft, target, options)
+                        .map(Box::new)
+                        .map(ProposerModel::Eagle3),
+                    None => load_model(dir, draft, options)
+                        .map(|loaded| ProposerModel::DraftModel(loaded.model)),
+                }
             })
         });
         let proposer = draft.transpose()?.or_else(|| mtp.map(ProposerModel::Mtp));
@@ -491,7 +493,7 @@ impl Executor {
                 .map_err(uneven_heads_error)
         };
         let kv = layout(model, &self.kv_grouping)?;
-        let draft_layout = |draft| layout(draft, &KvGrouping::single(draft));
+        let draft_layout = |draft| layout(draft, &KvGrouping::of_draft(draft, &self.kv_grouping));
         let draft_kv = draft.as_ref().map(draft_layout).transpose()?;
         let states = self.state_layout()?;
         let ranks = if device.captures_graphs() { 1 } else { self.config.settings.ranks_on_host };
@@ -578,7 +580,7 @@ fn combined_kv_spec(
     };
     let mut spec = of(&config.model, grouping)?;
     if let Some(draft) = &config.draft {
-        let draft_bytes = of(draft, &KvGrouping::single(draft))?.bytes_per_block();
+        let draft_bytes = of(draft, &KvGrouping::of_draft(draft, grouping))?.bytes_per_block();
         for group in spec.groups.iter_mut().filter(|group| !group.kind.is_state()) {
             group.bytes_per_block += draft_bytes;
         }

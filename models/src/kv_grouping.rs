@@ -50,8 +50,7 @@ const WINDOW_GROUPS_MAX: usize = 254;
 const SPARSE_WINDOWS: usize = 3;
 
 impl KvGrouping {
-    /// Assigns all layers to one group that keeps every position. Draft models have this grouping, because
-    /// their keys and values are in the blocks of group 0 of the target model.
+    /// Assigns all layers to one group that keeps every position.
     #[must_use]
     pub fn single(config: &ModelConfig) -> Self {
         let kind = if config.mla.is_some() { KvKind::Mla } else { KvKind::Full };
@@ -67,6 +66,18 @@ impl KvGrouping {
         grouping.state_layers = grouping.layers.iter().filter(|place| place.group > 0).count();
         grouping.pool_layers = own_layers(config).count() - grouping.state_layers;
         grouping.with_shared_layers(config)
+    }
+
+    /// Assigns all layers of a draft model to one group, whose block ids are those of group 0 of `target`.
+    #[must_use]
+    pub fn of_draft(config: &ModelConfig, target: &Self) -> Self {
+        let step = target.layers_per_slot.first;
+        let single = Self::single(config);
+        Self {
+            pool_layers: single.pool_layers.div_ceil(step),
+            layers_per_slot: GroupLayersPerSlot { first: step, further: step },
+            ..single
+        }
     }
 
     /// Groups the layers of a model for requests of up to `max_positions` tokens. A window of this length has

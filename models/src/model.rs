@@ -152,8 +152,9 @@ pub fn kv_spec(
 ) -> Result<KvSpec, UnevenSplitError> {
     let (blocks, order) = (1, KvTileOrder::RowMajor);
     let layout = kv_layout(config, grouping, dtype, blocks, block_tokens as usize, order, ranks)?;
-    let bytes_per_block =
-        (layout.bytes_per_block() + config.boundary_state_channels() * dtype.bytes()) as u64;
+    // On the device, the hidden states at block boundaries are indexed by the block ids of group 0.
+    let boundary_states = config.boundary_state_channels() * grouping.layers_per_slot().first;
+    let bytes_per_block = (layout.bytes_per_block() + boundary_states * dtype.bytes()) as u64;
     let layers_of = |group| grouping.layers_of(group).map(|layer| layer as u16).collect();
     let group = |(group, &kind): (usize, &KvKind)| KvGroup {
         layers: layers_of(group),
@@ -219,10 +220,10 @@ pub fn kv_layout(
         Ok(KvLayout { layers, blocks, block_tokens, kv_heads, head_dim, dtype, order })
     };
     let full = config.at_full_layers();
-    if config.layer_shapes.is_none() || grouping.kinds().len() == 1 {
+    let GroupLayersPerSlot { first, further } = grouping.layers_per_slot();
+    if first == 1 && (config.layer_shapes.is_none() || grouping.kinds().len() == 1) {
         return Ok(KvPoolLayout::Heads(heads(&full, layers)?));
     }
-    let GroupLayersPerSlot { first, further } = grouping.layers_per_slot();
     let of_group = |config: &ModelConfig, layers_per_slot| -> Result<_, UnevenSplitError> {
         let heads = heads(config, layers * layers_per_slot)?;
         Ok(GroupKvLayout { heads, layers_per_slot })

@@ -32,9 +32,6 @@ pub struct ArchitectureSupport {
     pub has_experts: bool,
     /// Whether checkpoints may contain an MTP module, for `--spec-method mtp`.
     pub has_mtp: bool,
-    /// Whether draft tokens can only be proposed by n-gram lookup, because the layers have keys and values of different
-    /// sizes.
-    pub has_ngram_only: bool,
     /// Whether the architecture is a draft model, which only runs together with a target model.
     pub is_draft_only: bool,
     /// FP8 formats of weights and KV cache that are supported.
@@ -69,7 +66,7 @@ const FULL_ROPE: &str =
     "`rope_scaling`: `linear`, `llama3` and `yarn`; no partial rotary embedding";
 
 const VISION_ONLY: &str = "`use_bidirectional_attention`: null or `vision`";
-const NGRAM_ONLY: &str = "no speculative decoding but n-gram lookup; cannot be a draft model";
+const NOT_DRAFT: &str = "cannot be a draft model";
 const PROPORTIONAL: &str =
     "`rope_parameters`: `proportional`, `linear`, `llama3` and `yarn` by layer type";
 
@@ -81,7 +78,6 @@ const DENSE: ArchitectureSupport = ArchitectureSupport {
     attention: AttentionKind::Gqa,
     has_experts: false,
     has_mtp: false,
-    has_ngram_only: false,
     is_draft_only: false,
     formats: Fp8Support { fp8_weights: true, fp8_kv_cache: true },
     amd: AmdEvidence::MachineCode,
@@ -200,14 +196,13 @@ const GEMMA3_MULTIMODAL: ArchitectureSupport = ArchitectureSupport {
 const GEMMA4: ArchitectureSupport = ArchitectureSupport {
     examples: &["gemma-4 (text only)"],
     has_experts: true,
-    has_ngram_only: true,
-    limits: &[VISION_ONLY, NGRAM_ONLY, PROPORTIONAL],
+    limits: &[VISION_ONLY, NOT_DRAFT, PROPORTIONAL],
     amd: AmdEvidence::Sources,
     ..DENSE
 };
 const GEMMA4_MULTIMODAL: ArchitectureSupport = ArchitectureSupport {
     examples: &["gemma-4-E2B, E4B, 31B", "gemma-4-26B-A4B"],
-    limits: &[TEXT_PART, VISION_ONLY, NGRAM_ONLY, PROPORTIONAL],
+    limits: &[TEXT_PART, VISION_ONLY, NOT_DRAFT, PROPORTIONAL],
     ..GEMMA4
 };
 const GEMMA4_UNIFIED: ArchitectureSupport =

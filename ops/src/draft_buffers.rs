@@ -23,8 +23,8 @@ pub struct DraftBufferLimits {
     pub seq_slots: usize,
     /// Hidden size: number of channels of a hidden state.
     pub hidden: usize,
-    /// Number of blocks of the KV pool.
-    pub blocks: usize,
+    /// Number of block ids of KV group 0: blocks of the KV pool times the distance of their ids.
+    pub block_ids: usize,
     /// Maximum number of rows for which logits are computed at a time; more rows are computed in slices.
     pub logits: usize,
 }
@@ -43,7 +43,7 @@ pub struct DraftBuffers {
     drafts: Tensor,          // i32 [passes, rows]
     slot_states: Tensor,     // [seq_slots · states_per_slot, hidden]
     first_positions: Tensor, // i32 [1, seq_slots]
-    boundary_states: Tensor, // [blocks, hidden]
+    boundary_states: Tensor, // [block_ids, hidden]
     slices: Vec<Tensor>,     // i32 [≤ logits] each; together the row indices from 0
 }
 
@@ -81,7 +81,7 @@ impl DraftBuffers {
             drafts: ops.zeros(DType::I32, &[size.passes, rows])?,
             slot_states: states(size.seq_slots * size.states_per_slot())?,
             first_positions: words(size.seq_slots)?,
-            boundary_states: states(size.blocks)?,
+            boundary_states: states(size.block_ids)?,
             slices: (0..rows).step_by(size.logits).map(slice).collect::<Result<_, OpError>>()?,
         })
     }

@@ -103,7 +103,6 @@ fn proposers(support: &ArchitectureSupport) -> &'static str {
         ArchitectureSupport { is_draft_only: true, .. } => {
             "is the proposer (`--speculative-config`, method `eagle3`)"
         }
-        ArchitectureSupport { has_ngram_only: true, .. } => "n-gram",
         ArchitectureSupport { has_mtp: true, .. } => "n-gram, draft model, EAGLE-3, MTP",
         _ => "n-gram, draft model, EAGLE-3",
     }

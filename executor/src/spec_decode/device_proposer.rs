@@ -13,11 +13,9 @@ pub(crate) struct DeviceProposer {
 }
 
 impl DeviceProposer {
-    /// Creates a proposer for `seq_slots` sequence slots and blocks of `block_tokens` tokens.
-    /// `stores_states`: whether hidden states of the target model are stored. MTP and EAGLE-3 read hidden
-    /// states; a draft model reads tokens only.
-    pub(crate) fn new(seq_slots: usize, block_tokens: usize, stores_states: bool) -> Self {
-        Self { states: DraftHiddenStateTracker::new(seq_slots, block_tokens, stores_states) }
+    /// Creates a proposer. `states` tracks the hidden states of all sequence slots.
+    pub(crate) fn new(states: DraftHiddenStateTracker) -> Self {
+        Self { states }
     }
 }
 

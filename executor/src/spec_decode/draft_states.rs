@@ -17,12 +17,15 @@ mod tests;
 
 use super::StagedRowDrafts;
 use crate::BatchError;
+use crate::step::StepLimits;
 use ops::{StagedDraftRow, StagingBuffer};
 use protocol::BatchRow;
 
 /// Tracks which hidden states are stored on the device, per sequence slot and per block.
 pub(crate) struct DraftHiddenStateTracker {
     block_tokens: usize,
+    /// Distance between the ids of successive blocks on the device.
+    block_id_step: i32,
     /// Whether hidden states are stored. False for a draft model, which reads tokens only.
     stores_states: bool,
     carry_over: Vec<StoredHiddenStates>,
@@ -69,12 +72,15 @@ pub(crate) struct DraftRowCounts {
 }
 
 impl DraftHiddenStateTracker {
-    /// Creates a tracker for `seq_slots` sequence slots and blocks of `block_tokens` tokens.
-    pub(crate) fn new(seq_slots: usize, block_tokens: usize, states: bool) -> Self {
+    /// Creates a tracker for steps within `limits`. `block_id_step`: distance between the ids of successive blocks on the
+    /// device. `stores_states`: whether hidden states of the target model are stored. MTP and EAGLE-3 read hidden
+    /// states; a draft model reads tokens only.
+    pub(crate) fn new(limits: &StepLimits, block_id_step: usize, stores_states: bool) -> Self {
         Self {
-            block_tokens,
-            stores_states: states,
-            carry_over: (0..seq_slots).map(|_| StoredHiddenStates::default()).collect(),
+            block_tokens: limits.block_tokens as usize,
+            block_id_step: block_id_step as i32,
+            stores_states,
+            carry_over: (0..limits.rows).map(|_| StoredHiddenStates::default()).collect(),
         }
     }
 
@@ -88,7 +94,8 @@ impl DraftHiddenStateTracker {
             }
             for update in row.table_updates.iter().filter(|update| update.group == 0) {
                 carry_over.table.truncate(update.first_entry as usize);
-                carry_over.table.extend(update.blocks.iter().map(|block| block.0 as i32));
+                let ids = update.blocks.iter().map(|block| block.0 as i32 * self.block_id_step);
+                carry_over.table.extend(ids);
             }
         }
     }

@@ -15,11 +15,12 @@ mod validation;
 
 use crate::BatchError;
 use crate::step::StepLimits;
-use ops::{DraftBufferLimits, DraftVerification, StagingBuffer};
+use ops::{DraftBufferLimits, DraftVerification, KvPoolLayout, StagingBuffer};
 use protocol::{BatchRow, DraftAcceptanceRule, SpeculativeConfig, SpeculativeMethod, Token};
 
 pub(crate) use device_proposer::DeviceProposer;
 pub(crate) use draft_passes::ProposerModel;
+use draft_states::DraftHiddenStateTracker;
 pub(crate) use draft_states::DraftRowCounts;
 pub(crate) use ngram::{EmittedTokenSender, NgramProposer};
 pub use validation::{MODEL_DRAFTS_MAX, MTP_DRAFTS_MAX, SpeculationError, check_speculation};
@@ -93,9 +94,9 @@ pub(crate) struct ConfiguredProposer {
 }
 
 impl ConfiguredProposer {
-    /// Creates the configured proposer for steps within `limits`, over a KV pool of `blocks` blocks. At most
+    /// Creates the configured proposer for steps within `limits`, with the block ids of the KV pool `kv`. At most
     /// `logits_rows` rows of logits are computed at a time.
-    pub(crate) fn new(limits: &StepLimits, blocks: usize, logits_rows: usize) -> Self {
+    pub(crate) fn new(limits: &StepLimits, kv: &KvPoolLayout, logits_rows: usize) -> Self {
         let Some(config) = limits.speculation else {
             return Self { proposer: None, buffers: None };
         };
@@ -108,11 +109,11 @@ impl ConfiguredProposer {
             passes: config.draft_tokens.into(),
             seq_slots: limits.rows,
             hidden: if stores_states { limits.hidden } else { 1 },
-            blocks,
+            block_ids: kv.blocks() * kv.block_id_step(0),
             logits: logits_rows,
         };
-        let block_tokens = limits.block_tokens as usize;
-        let proposer = DeviceProposer::new(limits.rows, block_tokens, stores_states);
+        let tracker = DraftHiddenStateTracker::new(limits, kv.block_id_step(0), stores_states);
+        let proposer = DeviceProposer::new(tracker);
         Self { proposer: Some(Box::new(proposer)), buffers: Some(size) }
     }
 }

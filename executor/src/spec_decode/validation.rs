@@ -24,15 +24,17 @@ pub enum SpeculationError {
         /// Architecture of the draft model.
         architecture: &'static str,
     },
-    /// The layers have keys and values of different sizes, which a draft model or EAGLE-3 layer cannot share blocks with.
+    /// The draft model has MLA, whose compressed KV has no layout for the block ids of layers of different sizes.
     #[error(
-        "speculative decoding of {architecture} supports ngram only: with global_head_dim its KV blocks have several layouts"
+        "{draft} is not supported as draft model of {architecture}: its layers have MLA, and those of {architecture} KV heads of two sizes"
     )]
-    LayerShapes {
-        /// Architecture of the model.
+    MlaDraftModel {
+        /// Architecture of the draft model.
+        draft: &'static str,
+        /// Architecture of the target model.
         architecture: &'static str,
     },
-    /// The draft model has keys and values of different sizes, which cannot share blocks with those of the target model.
+    /// The draft model has keys and values of different sizes, which its one KV group cannot store.
     #[error(
         "{architecture} is not supported as draft model: with global_head_dim its KV blocks have several layouts"
     )]
@@ -138,9 +140,9 @@ pub fn check_speculation(
         let architecture = draft.architecture.name();
         return Err(SpeculationError::DraftLayerShapes { architecture });
     }
-    let is_ngram = matches!(method, SpeculativeMethod::Ngram { .. });
-    if model.layer_shapes.is_some() && !is_ngram {
-        return Err(SpeculationError::LayerShapes { architecture: model.architecture.name() });
+    if let Some(draft) = draft.filter(|draft| draft.mla.is_some() && model.layer_shapes.is_some()) {
+        let (draft, architecture) = (draft.architecture.name(), model.architecture.name());
+        return Err(SpeculationError::MlaDraftModel { draft, architecture });
     }
     match method {
         SpeculativeMethod::Ngram { .. } => Ok(()),

@@ -111,7 +111,7 @@ impl StepState {
                 verification: spec_decode::verification(limits.speculation),
             },
         )?;
-        let setup = ConfiguredProposer::new(&limits, kv.blocks(), logits_rows);
+        let setup = ConfiguredProposer::new(&limits, &kv, logits_rows);
         let drafts = setup.buffers.map(|size| DraftBuffers::new(ops, size)).transpose()?;
         let id_copy = drafts.as_ref().map(|_| TokenIdDownload::new(ops, &buffers)).transpose()?;
         let seq_slots = SequenceSlotLimits {

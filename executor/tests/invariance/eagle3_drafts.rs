@@ -3,7 +3,7 @@
 use crate::drafts::{expected_tokens, request};
 use crate::scheduler_harness::{
     BLOCK, HarnessRequest, SchedulerHarness, config, eagle, eagle_drafting, mla_model, moe_model,
-    shared,
+    shared, two_head_sizes_model,
 };
 use crate::{PROMPT, TOTAL, name, rules};
 use executor::{Executor, ExecutorConfig, ExecutorError, ModelDtype, SpeculationError};
@@ -38,6 +38,7 @@ fn configs(drafts: u8) -> Vec<ExecutorConfig> {
         by(shared(moe_model(Float32), 2, true), normed),
         by(moe_model(Float32), smaller_hidden_model()),
         by(mla_model(Float32), eagle()),
+        by(two_head_sizes_model(Float32), eagle()),
     ]
 }
 

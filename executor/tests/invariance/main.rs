@@ -25,7 +25,7 @@ use protocol::{
     Token, TokenLogprobs,
 };
 use scheduler_harness::{
-    BLOCK, HarnessRequest, SchedulerHarness, VOCAB, config, model_drafting, moe_model,
+    BLOCK, HarnessRequest, SchedulerHarness, VOCAB, config, mla_model, model_drafting, moe_model,
     recurrent_model, shared, two_head_sizes_model, window_model, with_expert_placement,
 };
 
@@ -219,6 +219,21 @@ fn draft_model_with_states_is_rejected() {
     let config = model_drafting(config(ModelDtype::Float32, 2), draft, 2);
     let text = Executor::load(config, &mut |_| {}).unwrap_err().to_string();
     assert!(text.contains("Qwen3_5ForCausalLM is not supported as draft model"), "{text}");
+}
+
+#[test]
+fn draft_models_with_other_kv_layouts_are_rejected() {
+    let two_sizes = || two_head_sizes_model(ModelDtype::Float32);
+    let text = |config, draft: ExecutorConfig| {
+        let config = model_drafting(config, draft.model, 2);
+        Executor::load(config, &mut |_| {}).unwrap_err().to_string()
+    };
+    let text_of_gemma = text(config(ModelDtype::Float32, 2), two_sizes());
+    let expected = "Gemma4ForCausalLM is not supported as draft model: with global_head_dim";
+    assert!(text_of_gemma.contains(expected), "{text_of_gemma}");
+    let text_of_mla = text(two_sizes(), mla_model(ModelDtype::Float32));
+    let expected = "DeepseekV3ForCausalLM is not supported as draft model of Gemma4ForCausalLM";
+    assert!(text_of_mla.contains(expected), "{text_of_mla}");
 }
 
 #[test]

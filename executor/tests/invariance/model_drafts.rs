@@ -3,7 +3,8 @@
 
 use crate::drafts::{expected_tokens, request};
 use crate::scheduler_harness::{
-    BLOCK, SchedulerHarness, config, mla_model, model_drafting, moe_model, shared, window_model,
+    BLOCK, SchedulerHarness, config, mla_model, model_drafting, moe_model, shared,
+    two_head_sizes_model, window_model,
 };
 use crate::{PROMPT, TOTAL, name, rules};
 use executor::{Executor, ExecutorConfig, ExecutorError, ModelDtype, SpeculationError};
@@ -28,6 +29,10 @@ fn configs(drafts: u8) -> Vec<ExecutorConfig> {
         model_drafting(config(Float32, 1), moe_model(Float32).model, drafts),
         by_small(mla_model(Float32)),
         by_small(window_model(Bfloat16)),
+        by_small(two_head_sizes_model(Float32)),
+        by_small(shared(two_head_sizes_model(Float32), 2, false)),
+        // The draft model has an odd number of layers, and two layers share a place of a block.
+        model_drafting(two_head_sizes_model(Bfloat16), config(Bfloat16, 1).model, drafts),
         model_drafting(config(Float32, 1), window_model(Float32).model, drafts),
     ]
 }

@@ -67,7 +67,10 @@ pub(crate) fn two_head_sizes_model(dtype: ModelDtype) -> ExecutorConfig {
         "tie_word_embeddings": false, "torch_dtype": "bfloat16"
     }"#;
     let model = ModelConfig::from_json(Path::new("config.json"), text).unwrap();
-    ExecutorConfig { model, ..config(dtype, 1) }
+    let mut config = config(dtype, 1);
+    // Each position has a block in three groups.
+    config.settings.kv_cache_size = KvCacheSize::Blocks(2 * BLOCKS);
+    ExecutorConfig { model, ..config }
 }
 
 /// Returns a model with gated delta nets in the first and the last layer.
