@@ -1,4 +1,4 @@
-//! Supported features of each architecture, from which `docs/models.md` is generated.
+//! Supported features of each architecture, from which `docs/models.md` is generated, and the default parsers of outputs.
 
 use crate::ModelArchitecture;
 
@@ -36,6 +36,10 @@ pub struct ArchitectureSupport {
     pub is_draft_only: bool,
     /// FP8 formats of weights and KV cache that are supported.
     pub formats: Fp8Support,
+    /// Name of the tool-call parser if the chat template selects none; `None` = the models have no tool calls.
+    pub tool_call_parser: Option<&'static str>,
+    /// Name of the reasoning parser if the markers in the chat template select none.
+    pub reasoning_parser: Option<&'static str>,
     /// Evidence for AMD GPUs, for the layers of published checkpoints.
     pub amd: AmdEvidence,
     /// Names of published checkpoints of the architecture, listed as examples in `docs/models.md`.
@@ -80,6 +84,8 @@ const DENSE: ArchitectureSupport = ArchitectureSupport {
     has_mtp: false,
     is_draft_only: false,
     formats: Fp8Support { fp8_weights: true, fp8_kv_cache: true },
+    tool_call_parser: None,
+    reasoning_parser: None,
     amd: AmdEvidence::MachineCode,
     examples: &[],
     limits: &[FULL_ROPE],
@@ -89,6 +95,7 @@ const DEEPSEEK_BASE: ArchitectureSupport = ArchitectureSupport {
     attention: AttentionKind::Mla,
     has_experts: true,
     formats: Fp8Support { fp8_weights: true, fp8_kv_cache: false },
+    tool_call_parser: Some("deepseek_v3"),
     ..DENSE
 };
 
@@ -100,69 +107,94 @@ const HYBRID: ArchitectureSupport = ArchitectureSupport {
     ..DENSE
 };
 
-const LLAMA: ArchitectureSupport =
-    ArchitectureSupport { examples: &["Llama 2, 3.x", "SmolLM2", "R1-Distill-Llama"], ..DENSE };
-const MISTRAL: ArchitectureSupport =
-    ArchitectureSupport { examples: &["Mistral-7B v0.1 to v0.3", "Mistral-Nemo"], ..DENSE };
+const LLAMA: ArchitectureSupport = ArchitectureSupport {
+    examples: &["Llama 2, 3.x", "SmolLM2", "R1-Distill-Llama"],
+    tool_call_parser: Some("llama3_json"),
+    ..DENSE
+};
+const MISTRAL: ArchitectureSupport = ArchitectureSupport {
+    examples: &["Mistral-7B v0.1 to v0.3", "Mistral-Nemo"],
+    tool_call_parser: Some("mistral"),
+    ..DENSE
+};
 const MISTRAL3: ArchitectureSupport = ArchitectureSupport {
     examples: &["Mistral-Small-3.1, 3.2", "Magistral-Small-2509", "Ministral-3"],
     limits: &[TEXT_PART, FULL_ROPE],
-    ..DENSE
+    ..MISTRAL
 };
 const MINISTRAL3: ArchitectureSupport =
-    ArchitectureSupport { examples: &["Ministral-3 (text only)"], ..DENSE };
+    ArchitectureSupport { examples: &["Ministral-3 (text only)"], ..MISTRAL };
 const QWEN3_VL: ArchitectureSupport = ArchitectureSupport {
     examples: &["Qwen3-VL-2B to 32B"],
     limits: &[TEXT_PART, FULL_ROPE],
-    ..DENSE
+    ..QWEN3
 };
 const QWEN3_VL_MOE: ArchitectureSupport = ArchitectureSupport {
     examples: &["Qwen3-VL-30B-A3B", "Qwen3-VL-235B-A22B"],
     has_experts: true,
-    limits: &[TEXT_PART, FULL_ROPE],
-    ..DENSE
+    ..QWEN3_VL
 };
 const MIXTRAL: ArchitectureSupport = ArchitectureSupport {
     examples: &["Mixtral-8x7B", "Mixtral-8x22B"],
     has_experts: true,
+    ..MISTRAL
+};
+const QWEN2: ArchitectureSupport = ArchitectureSupport {
+    examples: &["Qwen2, Qwen2.5", "R1-Distill-Qwen"],
+    tool_call_parser: Some("hermes"),
     ..DENSE
 };
-const QWEN2: ArchitectureSupport =
-    ArchitectureSupport { examples: &["Qwen2, Qwen2.5", "R1-Distill-Qwen"], ..DENSE };
 const QWEN2_MOE: ArchitectureSupport = ArchitectureSupport {
     examples: &["Qwen1.5-MoE-A2.7B", "Qwen2-57B-A14B"],
     has_experts: true,
-    ..DENSE
+    ..QWEN2
 };
-const QWEN3: ArchitectureSupport =
-    ArchitectureSupport { examples: &["Qwen3-0.6B to 32B"], ..DENSE };
+const QWEN3: ArchitectureSupport = ArchitectureSupport {
+    examples: &["Qwen3-0.6B to 32B"],
+    reasoning_parser: Some("qwen3"),
+    ..QWEN2
+};
 const QWEN3_MOE: ArchitectureSupport = ArchitectureSupport {
     examples: &["Qwen3-30B-A3B", "Qwen3-235B-A22B"],
     has_experts: true,
-    ..DENSE
+    ..QWEN3
 };
-const GRANITE: ArchitectureSupport = ArchitectureSupport { examples: &["Granite 3.x"], ..DENSE };
+const GRANITE: ArchitectureSupport =
+    ArchitectureSupport { examples: &["Granite 3.x"], tool_call_parser: Some("granite"), ..DENSE };
 const GRANITE_MOE_HYBRID: ArchitectureSupport = ArchitectureSupport {
     examples: &["Granite-4.0-micro, 350m, 1b"],
     limits: &[DENSE_GRANITE, FULL_ROPE],
+    tool_call_parser: Some("hermes"),
     ..DENSE
 };
-const SMOL_LM3: ArchitectureSupport = ArchitectureSupport { examples: &["SmolLM3-3B"], ..DENSE };
+const SMOL_LM3: ArchitectureSupport = ArchitectureSupport {
+    examples: &["SmolLM3-3B"],
+    tool_call_parser: Some("hermes"),
+    reasoning_parser: Some("qwen3"),
+    ..DENSE
+};
 const OLMO2: ArchitectureSupport = ArchitectureSupport { examples: &["OLMo-2-1B to 32B"], ..DENSE };
-const OLMO3: ArchitectureSupport =
-    ArchitectureSupport { amd: AmdEvidence::Sources, examples: &["OLMo 3"], ..DENSE };
-const SEED_OSS: ArchitectureSupport = ArchitectureSupport { examples: &["Seed-OSS-36B"], ..DENSE };
+const OLMO3: ArchitectureSupport = ArchitectureSupport {
+    amd: AmdEvidence::Sources,
+    examples: &["OLMo 3"],
+    tool_call_parser: Some("olmo3"),
+    ..DENSE
+};
+const SEED_OSS: ArchitectureSupport = ArchitectureSupport {
+    examples: &["Seed-OSS-36B"],
+    tool_call_parser: Some("seed_oss"),
+    ..DENSE
+};
 const GLM: ArchitectureSupport = ArchitectureSupport {
     amd: AmdEvidence::Sources,
     examples: &["glm-4-9b-chat-hf"],
     limits: &[SCALED_ROPE, INTERLEAVED],
+    tool_call_parser: Some("glm4"),
     ..DENSE
 };
 const GLM4: ArchitectureSupport = ArchitectureSupport {
-    amd: AmdEvidence::Sources,
     examples: &["GLM-4-9B-0414, 32B-0414", "GLM-Z1-9B-0414, 32B-0414"],
-    limits: &[SCALED_ROPE, INTERLEAVED],
-    ..DENSE
+    ..GLM
 };
 const ERNIE45: ArchitectureSupport = ArchitectureSupport {
     examples: &["ERNIE-4.5-0.3B"],
@@ -179,25 +211,28 @@ const DEEPSEEK_V3: ArchitectureSupport = ArchitectureSupport {
 const PHI3: ArchitectureSupport = ArchitectureSupport {
     examples: &["Phi-4", "Phi-4-mini", "Phi-3.5-mini", "Phi-3-mini-4k, 128k"],
     limits: &[LONGROPE],
+    tool_call_parser: Some("phi4_mini_json"),
     ..DENSE
 };
 const GEMMA3: ArchitectureSupport = ArchitectureSupport {
     examples: &["gemma-3-270m", "gemma-3-1b"],
     limits: &[CAUSAL_ONLY, FULL_ROPE],
     amd: AmdEvidence::Sources,
+    tool_call_parser: Some("gemma3_tool_code"),
     ..DENSE
 };
 const GEMMA3_MULTIMODAL: ArchitectureSupport = ArchitectureSupport {
     examples: &["gemma-3-4b, 12b, 27b"],
     limits: &[TEXT_PART, CAUSAL_ONLY, UNCAPPED, FULL_ROPE],
-    amd: AmdEvidence::Sources,
-    ..DENSE
+    ..GEMMA3
 };
 const GEMMA4: ArchitectureSupport = ArchitectureSupport {
     examples: &["gemma-4 (text only)"],
     has_experts: true,
     limits: &[VISION_ONLY, NOT_DRAFT, PROPORTIONAL],
     amd: AmdEvidence::Sources,
+    tool_call_parser: Some("gemma4"),
+    reasoning_parser: Some("gemma4"),
     ..DENSE
 };
 const GEMMA4_MULTIMODAL: ArchitectureSupport = ArchitectureSupport {
@@ -213,33 +248,39 @@ const GPT_OSS: ArchitectureSupport = ArchitectureSupport {
     formats: Fp8Support { fp8_weights: false, fp8_kv_cache: true },
     limits: &[MXFP4_EXPERTS, FULL_ROPE],
     amd: AmdEvidence::Sources,
+    tool_call_parser: Some("hermes"),
     ..DENSE
 };
 const QWEN3_NEXT: ArchitectureSupport = ArchitectureSupport {
     examples: &["Qwen3-Next-80B-A3B", "Qwen3-Coder-Next"],
     has_experts: true,
+    tool_call_parser: Some("hermes"),
     ..HYBRID
 };
-const QWEN35: ArchitectureSupport =
-    ArchitectureSupport { examples: &["Qwen3.5 (text only)"], ..HYBRID };
+const QWEN35: ArchitectureSupport = ArchitectureSupport {
+    examples: &["Qwen3.5 (text only)"],
+    tool_call_parser: Some("qwen3_coder"),
+    reasoning_parser: Some("qwen3"),
+    ..HYBRID
+};
 const QWEN35_MULTIMODAL: ArchitectureSupport = ArchitectureSupport {
     examples: &["Qwen3.5-0.8B to 27B", "Qwen3.6-27B"],
     limits: &[TEXT_PART, NO_DRAFT_MODEL],
-    ..HYBRID
+    ..QWEN35
 };
 const QWEN35_MOE: ArchitectureSupport =
-    ArchitectureSupport { examples: &["Qwen3.5-MoE (text only)"], has_experts: true, ..HYBRID };
+    ArchitectureSupport { examples: &["Qwen3.5-MoE (text only)"], has_experts: true, ..QWEN35 };
 const QWEN35_MOE_MULTIMODAL: ArchitectureSupport = ArchitectureSupport {
     examples: &["Qwen3.5-35B-A3B, 122B-A10B, 397B-A17B", "Qwen3.6-35B-A3B"],
     has_experts: true,
-    limits: &[TEXT_PART, NO_DRAFT_MODEL],
-    ..HYBRID
+    ..QWEN35_MULTIMODAL
 };
 const LLAMA_EAGLE3: ArchitectureSupport = ArchitectureSupport {
     examples: &["EAGLE3-LLaMA3.1", "Qwen3 EAGLE-3 heads"],
     is_draft_only: true,
     formats: Fp8Support { fp8_weights: false, fp8_kv_cache: false },
     limits: &["`num_hidden_layers`: 1", "`tie_word_embeddings`: false"],
+    tool_call_parser: Some("llama3_json"),
     ..DENSE
 };
 

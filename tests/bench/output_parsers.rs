@@ -84,7 +84,7 @@ fn hostile_outputs_parse_in_linear_time() {
     );
     println!("| parser | at once | a character at a time | at once: 1 MiB / 256 KiB | slowest |");
     println!("|---|---:|---:|---:|---|");
-    for &syntax in ToolCallSyntax::ALL {
+    for syntax in ToolCallSyntax::all() {
         let slowest = |whole: bool| {
             HOSTILE.iter().map(|output| (parse_time(syntax, output, BYTES, whole), output)).max()
         };
@@ -114,7 +114,7 @@ fn parse_time(
         [ToolDefinition { name: "time".to_owned(), parameters, is_strict: false }].into();
     let HostileOutput { begin, unit } = output;
     let text = format!("{begin}{}", unit.repeat(bytes.div_ceil(unit.len())));
-    let family = ReasoningFamily::Qwen3;
+    let family = ReasoningFamily::QWEN3;
     let reasoning = ReasoningParserOptions { family, start: ReasoningStart::AtMarker };
     let round = |_| {
         let calls = Some(ToolCallParserOptions {

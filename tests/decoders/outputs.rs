@@ -11,7 +11,7 @@ use text::{
 pub(crate) fn run(data: &[u8]) {
     let [choice, stride, text @ ..] = data else { return };
     let text = String::from_utf8_lossy(text);
-    let syntaxes = ToolCallSyntax::ALL;
+    let syntaxes = ToolCallSyntax::all();
     let syntax = syntaxes[usize::from(*choice) % syntaxes.len()];
     let begins = [
         None,
@@ -31,7 +31,7 @@ pub(crate) fn run(data: &[u8]) {
             enforcement: CallEnforcement::None,
         };
         let reasoning =
-            begins.map(|start| ReasoningParserOptions { family: ReasoningFamily::Qwen3, start });
+            begins.map(|start| ReasoningParserOptions { family: ReasoningFamily::QWEN3, start });
         let mut parser = OutputParser::new(reasoning, Some(rules));
         let (mut pieces, mut from) = (OutputPieces::default(), 0);
         while from < text.len() {

@@ -9,6 +9,7 @@ mod byte_alphabet;
 mod declared_tokens;
 mod detokenizer;
 mod error;
+mod families;
 mod grammar_vocabulary;
 mod harmony;
 mod jinja;

@@ -32,7 +32,7 @@ pub struct OutputParserConfig {
 
 impl OutputParserConfig {
     /// Creates the output parsers of a model with this tokenizer. The harmony format needs both parsers:
-    /// either both arguments are `Harmony`, or none.
+    /// either both arguments are of this format, or none.
     pub fn new(
         calls: Option<ToolCallSyntax>,
         reasoning: Option<ReasoningFamily>,
@@ -92,9 +92,8 @@ impl OutputParser {
         reasoning: Option<ReasoningParserOptions>,
         calls: Option<ToolCallParserOptions<'_>>,
     ) -> Self {
-        let harmony_calls = calls.filter(|rules| rules.syntax == ToolCallSyntax::Harmony);
-        let is_harmony =
-            |options: ReasoningParserOptions| options.family == ReasoningFamily::Harmony;
+        let harmony_calls = calls.filter(|rules| rules.syntax.is_harmony());
+        let is_harmony = |options: ReasoningParserOptions| options.family.is_harmony();
         let sections = if harmony_calls.is_some() || reasoning.is_some_and(is_harmony) {
             let start = reasoning.map_or(ReasoningStart::AtMarker, |options| options.start);
             OutputSections::Harmony(HarmonyParser::new(start, harmony_calls))
@@ -180,7 +179,7 @@ impl SeparateSections {
         let opening_marker = calls.and_then(|rules| rules.syntax.opening_marker());
         Self {
             splitter: reasoning.map(|options| ReasoningSplitter::new(options, opening_marker)),
-            calls: calls.map(ToolCallParser::new),
+            calls: calls.and_then(ToolCallParser::new),
         }
     }
 

@@ -7,7 +7,7 @@ use crate::request_fields::RequestFields;
 use crate::strict_json::JsonValue;
 use grammar::{GrammarSpec, JsonWhitespace, OutputConstraint};
 use serde_json::{Value, json};
-use text::{ToolCallSyntax, ToolDefinition};
+use text::ToolDefinition;
 
 /// Values of the request field `text`: the output constraint, and the value repeated in the response.
 pub(super) struct ResponseTextConfig {
@@ -78,34 +78,12 @@ pub(super) fn apply(
     };
     tools.check_schemas()?;
     // If a tool is not strict, its calls may have any JSON object as arguments. But tool call syntaxes that
-    // write each parameter in a separate tag need the parameter schema even then.
-    let any_arguments = |tool: &ToolDefinition| match syntax {
-        _ if tool.is_strict => tool.clone(),
-        ToolCallSyntax::Hermes
-        | ToolCallSyntax::Llama3Json
-        | ToolCallSyntax::Glm4
-        | ToolCallSyntax::Mistral
-        | ToolCallSyntax::DeepSeekV3
-        | ToolCallSyntax::DeepSeekV31
-        | ToolCallSyntax::KimiK2
-        | ToolCallSyntax::Granite
-        | ToolCallSyntax::Granite20b
-        | ToolCallSyntax::Phi4Mini
-        | ToolCallSyntax::Xlam
-        | ToolCallSyntax::Harmony => {
-            ToolDefinition { parameters: json!({"type": "object"}), ..tool.clone() }
+    // write each parameter separately need the parameter schema even then.
+    let any_arguments = |tool: &ToolDefinition| {
+        if tool.is_strict || !syntax.has_json_arguments() {
+            return tool.clone();
         }
-        ToolCallSyntax::Qwen3Coder
-        | ToolCallSyntax::SeedOss
-        | ToolCallSyntax::MiniMaxM2
-        | ToolCallSyntax::Glm45
-        | ToolCallSyntax::Glm47
-        | ToolCallSyntax::DeepSeekV32
-        | ToolCallSyntax::Pythonic
-        | ToolCallSyntax::ToolCode
-        | ToolCallSyntax::Olmo3
-        | ToolCallSyntax::FunctionGemma
-        | ToolCallSyntax::Gemma4 => tool.clone(),
+        ToolDefinition { parameters: json!({"type": "object"}), ..tool.clone() }
     };
     let callable: Vec<ToolDefinition> = tools.callable().map(any_arguments).collect();
     let calls = syntax.grammar(&callable, tools.parallel, &serving.tokenizer);

@@ -7,54 +7,57 @@ fn chat_template_overrides_architecture_parser() {
     let tool_calls = |architecture, text: &'static str| {
         tool_call_syntax(architecture, |s| text.contains(s)).unwrap()
     };
-    assert_eq!(tool_calls(ModelArchitecture::Qwen3, ""), ToolCallSyntax::Hermes);
+    assert_eq!(tool_calls(ModelArchitecture::Qwen3, ""), ToolCallSyntax::HERMES);
     let coder = "<tool_call>\n<function=example>";
-    assert_eq!(tool_calls(ModelArchitecture::Qwen3Moe, coder), ToolCallSyntax::Qwen3Coder);
-    assert_eq!(tool_calls(ModelArchitecture::Llama, ""), ToolCallSyntax::Llama3Json);
-    assert_eq!(tool_calls(ModelArchitecture::Llama, "<tool_call>"), ToolCallSyntax::Hermes);
-    assert_eq!(tool_calls(ModelArchitecture::Gemma3, ""), ToolCallSyntax::ToolCode);
-    assert_eq!(tool_calls(ModelArchitecture::Olmo3, ""), ToolCallSyntax::Olmo3);
+    assert_eq!(tool_calls(ModelArchitecture::Qwen3Moe, coder), ToolCallSyntax::QWEN3_CODER);
+    assert_eq!(tool_calls(ModelArchitecture::Llama, ""), ToolCallSyntax::LLAMA3_JSON);
+    assert_eq!(tool_calls(ModelArchitecture::Llama, "<tool_call>"), ToolCallSyntax::HERMES);
+    assert_eq!(tool_calls(ModelArchitecture::Gemma3, ""), ToolCallSyntax::TOOL_CODE);
+    assert_eq!(tool_calls(ModelArchitecture::Olmo3, ""), ToolCallSyntax::OLMO3);
     let glm4 = "<|assistant|>{{ metadata }}\n{{ content }}<|observation|>";
-    assert_eq!(tool_calls(ModelArchitecture::Glm4, glm4), ToolCallSyntax::Glm4);
-    assert_eq!(tool_calls(ModelArchitecture::Glm, ""), ToolCallSyntax::Glm4);
+    assert_eq!(tool_calls(ModelArchitecture::Glm4, glm4), ToolCallSyntax::GLM4);
+    assert_eq!(tool_calls(ModelArchitecture::Glm, ""), ToolCallSyntax::GLM4);
     let distilled = "<｜tool▁calls▁begin｜>\n```json";
-    assert_eq!(tool_calls(ModelArchitecture::Qwen2, distilled), ToolCallSyntax::DeepSeekV3);
+    assert_eq!(tool_calls(ModelArchitecture::Qwen2, distilled), ToolCallSyntax::DEEPSEEK_V3);
     for (template, syntax) in [
-        ("<|tool_calls_section_begin|>", ToolCallSyntax::KimiK2),
-        ("<tool_call>{{ name }}\n<arg_key>k</arg_key>\n<arg_value>", ToolCallSyntax::Glm45),
-        ("<tool_call>{{ name }}<arg_key>k</arg_key><arg_value>", ToolCallSyntax::Glm47),
-        ("<seed:tool_call>\n<function=example>", ToolCallSyntax::SeedOss),
-        ("<minimax:tool_call>", ToolCallSyntax::MiniMaxM2),
-        ("<｜DSML｜function_calls>", ToolCallSyntax::DeepSeekV32),
-        ("<|python_start|>", ToolCallSyntax::Pythonic),
-        ("in ```tool_code fences", ToolCallSyntax::ToolCode),
-        ("<function_call> {", ToolCallSyntax::Granite20b),
-        ("<function_calls>' + message['function_calls']", ToolCallSyntax::Olmo3),
-        ("<|tool_call|>", ToolCallSyntax::Granite),
-        ("<start_function_call>call:", ToolCallSyntax::FunctionGemma),
-        ("<|tool_call>call:", ToolCallSyntax::Gemma4),
-        ("<|channel>thought <|tool_call>call:", ToolCallSyntax::Gemma4),
-        ("<|start|>assistant<|channel|>final<|message|>", ToolCallSyntax::Harmony),
+        ("<|tool_calls_section_begin|>", ToolCallSyntax::KIMI_K2),
+        ("<tool_call>{{ name }}\n<arg_key>k</arg_key>\n<arg_value>", ToolCallSyntax::GLM45),
+        ("<tool_call>{{ name }}<arg_key>k</arg_key><arg_value>", ToolCallSyntax::GLM47),
+        ("<seed:tool_call>\n<function=example>", ToolCallSyntax::SEED_OSS),
+        ("<minimax:tool_call>", ToolCallSyntax::MINIMAX_M2),
+        ("<｜DSML｜function_calls>", ToolCallSyntax::DEEPSEEK_V32),
+        ("<|python_start|>", ToolCallSyntax::PYTHONIC),
+        ("in ```tool_code fences", ToolCallSyntax::TOOL_CODE),
+        ("<function_call> {", ToolCallSyntax::GRANITE_20B),
+        ("<function_calls>' + message['function_calls']", ToolCallSyntax::OLMO3),
+        ("<|tool_call|>", ToolCallSyntax::GRANITE),
+        ("<start_function_call>call:", ToolCallSyntax::FUNCTION_GEMMA),
+        ("<|tool_call>call:", ToolCallSyntax::GEMMA4),
+        ("<|channel>thought <|tool_call>call:", ToolCallSyntax::GEMMA4),
+        ("<|start|>assistant<|channel|>final<|message|>", ToolCallSyntax::HARMONY),
     ] {
         assert_eq!(tool_calls(ModelArchitecture::DeepseekV3, template), syntax, "{template}");
     }
     let reasoning = |architecture, text: &'static str| {
         reasoning_family(architecture, |s: &str| text.contains(s))
     };
-    assert_eq!(reasoning(ModelArchitecture::Qwen3, ""), Some(ReasoningFamily::Qwen3));
+    assert_eq!(reasoning(ModelArchitecture::Qwen3, ""), Some(ReasoningFamily::QWEN3));
     assert_eq!(reasoning(ModelArchitecture::Qwen2, ""), None);
-    assert_eq!(reasoning(ModelArchitecture::Qwen2, "</think>"), Some(ReasoningFamily::DeepSeekR1));
+    assert_eq!(reasoning(ModelArchitecture::Qwen2, "</think>"), Some(ReasoningFamily::DEEPSEEK_R1));
     let kimi = "<think></think> thinking <|tool_calls_section_begin|>";
-    assert_eq!(reasoning(ModelArchitecture::DeepseekV3, kimi), Some(ReasoningFamily::DeepSeekR1));
+    assert_eq!(reasoning(ModelArchitecture::DeepseekV3, kimi), Some(ReasoningFamily::DEEPSEEK_R1));
     assert_eq!(
         reasoning(ModelArchitecture::Llama, "Here is my thought process:"),
-        Some(ReasoningFamily::Granite)
+        Some(ReasoningFamily::GRANITE)
     );
-    assert_eq!(reasoning(ModelArchitecture::Llama, "<seed:think>"), Some(ReasoningFamily::SeedOss));
-    assert_eq!(reasoning(ModelArchitecture::Mistral, "[THINK]"), Some(ReasoningFamily::Mistral));
+    assert_eq!(
+        reasoning(ModelArchitecture::Llama, "<seed:think>"),
+        Some(ReasoningFamily::SEED_OSS)
+    );
+    assert_eq!(reasoning(ModelArchitecture::Mistral, "[THINK]"), Some(ReasoningFamily::MISTRAL));
     let gemma4 = "'<|channel>thought\n' + message['reasoning'] + '\n<channel|>'";
-    assert_eq!(reasoning(ModelArchitecture::Llama, gemma4), Some(ReasoningFamily::Gemma4));
-    assert_eq!(reasoning(ModelArchitecture::Gemma4Multimodal, ""), Some(ReasoningFamily::Gemma4));
+    assert_eq!(reasoning(ModelArchitecture::Llama, gemma4), Some(ReasoningFamily::GEMMA4));
+    assert_eq!(reasoning(ModelArchitecture::Gemma4Multimodal, ""), Some(ReasoningFamily::GEMMA4));
 }
 
 #[test]
@@ -65,21 +68,21 @@ fn harmony_is_selected_for_both_parsers() {
         parsers.map_err(|error| error.to_string())
     };
     let harmony = Ok(SelectedParsers {
-        tool_calls: Some(ToolCallSyntax::Harmony),
-        reasoning: Some(ReasoningFamily::Harmony),
+        tool_calls: Some(ToolCallSyntax::HARMONY),
+        reasoning: Some(ReasoningFamily::HARMONY),
     });
-    assert_eq!(select("auto", "auto", HARMONY_MARKER), harmony);
+    assert_eq!(select("auto", "auto", "<|channel|>"), harmony);
     for (calls, reasoning) in
         [("harmony", "harmony"), ("openai", "auto"), ("auto", "openai_gptoss")]
     {
         assert_eq!(select(calls, reasoning, "<tool_call>"), harmony);
     }
     let none = Ok(SelectedParsers { tool_calls: None, reasoning: None });
-    assert_eq!(select("none", "none", HARMONY_MARKER), none);
+    assert_eq!(select("none", "none", "<|channel|>"), none);
     for (calls, reasoning) in
         [("none", "auto"), ("auto", "none"), ("hermes", "auto"), ("harmony", "qwen3")]
     {
-        let error = select(calls, reasoning, HARMONY_MARKER).unwrap_err();
+        let error = select(calls, reasoning, "<|channel|>").unwrap_err();
         assert!(error.contains("in the harmony format"), "{error}");
     }
 }
@@ -90,7 +93,7 @@ fn every_architecture_has_its_default_parsers() {
     let flags = ParserFlags { tool_calls: "auto", reasoning: "auto" };
     let rows = ModelArchitecture::ALL.map(|architecture| {
         let parsers = flags.selected(architecture, |_| false).unwrap();
-        let [calls, reasoning] = [parser_name(parsers.tool_calls), parser_name(parsers.reasoning)];
+        let [calls, reasoning] = [syntax_name(parsers.tool_calls), family_name(parsers.reasoning)];
         format!("{architecture}: {calls}, {reasoning}\n")
     });
     let expected = [
@@ -140,7 +143,7 @@ fn template_markers_select_parsers_of_any_architecture() {
         let template = "<tool_call> </think>";
         let flags = ParserFlags { tool_calls: "auto", reasoning: "auto" };
         let parsers = flags.selected(architecture, |s| template.contains(s)).unwrap();
-        assert_eq!(parsers.tool_calls, Some(ToolCallSyntax::Hermes), "{architecture}");
+        assert_eq!(parsers.tool_calls, Some(ToolCallSyntax::HERMES), "{architecture}");
         assert!(parsers.reasoning.is_some(), "{architecture}");
     }
 }

@@ -31,7 +31,7 @@ fn start() -> TestServer {
     TestServer::start(&ServerSetup {
         scripted_output: Some(SCRIPT),
         template: Some(TEMPLATE),
-        parsers: (Some(ToolCallSyntax::Hermes), None),
+        parsers: (Some(ToolCallSyntax::HERMES), None),
         blocks: 4_096,
         max_model_len: 32_768,
         ..ServerSetup::default()

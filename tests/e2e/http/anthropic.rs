@@ -11,7 +11,7 @@ const SCRIPT: &str = "<think>hm</think>I look.\n<tool_call>\n{\"name\": \"weathe
     \"arguments\": {\"city\": \"Köln\"}}\n</tool_call>";
 
 fn start() -> TestServer {
-    let parsers = (Some(ToolCallSyntax::Hermes), Some(ReasoningFamily::Qwen3));
+    let parsers = (Some(ToolCallSyntax::HERMES), Some(ReasoningFamily::QWEN3));
     TestServer::start(&ServerSetup {
         scripted_output: Some(SCRIPT),
         parsers,
@@ -155,7 +155,7 @@ fn stops_lengths_and_counts() {
 fn truncated_tool_use_is_equal_unary_and_streamed() {
     const SCRIPT: &str = "<tool_call>\n{\"name\": \"weather\", \"arguments\": \
         {\"city\": \"Köln\", \"days\": [1, 2], \"note\": \"long\"}}\n</tool_call>";
-    let parsers = (Some(ToolCallSyntax::Hermes), None);
+    let parsers = (Some(ToolCallSyntax::HERMES), None);
     let server = TestServer::start(&ServerSetup {
         scripted_output: Some(SCRIPT),
         parsers,

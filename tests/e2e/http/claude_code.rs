@@ -25,7 +25,7 @@ fn start(template: &'static str) -> TestServer {
     TestServer::start(&ServerSetup {
         scripted_output: Some("ok"),
         template: Some(template),
-        parsers: (Some(ToolCallSyntax::Hermes), None),
+        parsers: (Some(ToolCallSyntax::HERMES), None),
         ..ServerSetup::default()
     })
 }

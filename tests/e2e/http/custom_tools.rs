@@ -16,7 +16,7 @@ const TEMPLATE: &str = "{% for t in tools or [] %}[{{ t.function.name }}:{{ t.fu
     {{ c.function.name }}{{ c.function.arguments | tojson }}{% endfor %}{% endfor %}";
 
 fn setup(script: Option<&'static str>) -> ServerSetup {
-    let parsers = (Some(ToolCallSyntax::Hermes), None);
+    let parsers = (Some(ToolCallSyntax::HERMES), None);
     let template = Some(TEMPLATE);
     ServerSetup { scripted_output: script, parsers, template, ..ServerSetup::default() }
 }

@@ -18,7 +18,7 @@ const CALL: &str = "<|channel|>analysis<|message|>hm<|end|><|start|>assistant<|c
 const ANSWER: &str = "<|channel|>analysis<|message|>hm<|end|><|start|>assistant<|channel|>final<|message|>{\"city\": \"Bonn\"}";
 
 fn setup(script: &'static str) -> ServerSetup {
-    let parsers = (Some(ToolCallSyntax::Harmony), Some(ReasoningFamily::Harmony));
+    let parsers = (Some(ToolCallSyntax::HARMONY), Some(ReasoningFamily::HARMONY));
     ServerSetup { scripted_output: Some(script), parsers, ..ServerSetup::default() }
 }
 

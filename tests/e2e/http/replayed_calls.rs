@@ -16,7 +16,7 @@ fn start() -> TestServer {
     TestServer::start(&ServerSetup {
         scripted_output: Some(SCRIPT),
         template: Some(TEMPLATE),
-        parsers: (Some(ToolCallSyntax::Hermes), None),
+        parsers: (Some(ToolCallSyntax::HERMES), None),
         ..ServerSetup::default()
     })
 }

@@ -24,7 +24,7 @@ fn body(choice: &Value, seed: u64) -> Value {
 
 #[test]
 fn required_tool_choice_works_for_every_parser() {
-    for &syntax in ToolCallSyntax::ALL {
+    for syntax in ToolCallSyntax::all() {
         let server = TestServer::start(&ServerSetup {
             parsers: (Some(syntax), None),
             ..ServerSetup::default()
@@ -56,7 +56,7 @@ fn required_tool_choice_works_for_every_parser() {
 #[test]
 fn required_tool_call_starts_after_reasoning() {
     const THINKS: &str = "{{ messages[0].content }}<think>\n";
-    let parsers = (Some(ToolCallSyntax::Hermes), Some(ReasoningFamily::Qwen3));
+    let parsers = (Some(ToolCallSyntax::HERMES), Some(ReasoningFamily::QWEN3));
     let server = TestServer::start(&ServerSetup {
         parsers,
         template: Some(THINKS),
@@ -78,7 +78,7 @@ fn unsatisfiable_tool_choice_is_rejected() {
     let server = TestServer::start(&ServerSetup::default());
     let reply = post(server.address, CHAT, &body(&json!("required"), 1));
     assert_eq!((reply.status, &reply.json()["error"]["param"]), (400, &json!("tool_choice")));
-    let parsers = (Some(ToolCallSyntax::Hermes), None);
+    let parsers = (Some(ToolCallSyntax::HERMES), None);
     let server = TestServer::start(&ServerSetup { parsers, ..ServerSetup::default() });
     let mut twice = body(&json!("required"), 1);
     twice["response_format"] = json!({"type": "json_object"});

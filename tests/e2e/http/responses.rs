@@ -13,7 +13,7 @@ const SCRIPT: &str = "<think>hm</think>I look.\n<tool_call>\n{\"name\": \"weathe
     \"arguments\": {\"city\": \"Köln\"}}\n</tool_call>";
 
 fn setup(script: &'static str) -> ServerSetup {
-    let parsers = (Some(ToolCallSyntax::Hermes), Some(ReasoningFamily::Qwen3));
+    let parsers = (Some(ToolCallSyntax::HERMES), Some(ReasoningFamily::QWEN3));
     ServerSetup { scripted_output: Some(script), parsers, ..ServerSetup::default() }
 }
 
@@ -210,7 +210,7 @@ fn background_responses_can_be_fetched_and_cancelled() {
 
 #[test]
 fn structured_text_and_forced_calls() {
-    let parsers = (Some(ToolCallSyntax::Hermes), None);
+    let parsers = (Some(ToolCallSyntax::HERMES), None);
     let server = TestServer::start(&ServerSetup { parsers, ..ServerSetup::default() });
     let mut client = HttpClient::connect(server.address);
     let schema = json!({"enum": ["yes", "no"]});

@@ -16,7 +16,7 @@ const TEMPLATE: &str = "{% for m in messages %}<{{ m.role }}>{{ m.reasoning_cont
     {% endfor %}";
 
 fn setup() -> ServerSetup {
-    let parsers = (Some(ToolCallSyntax::Hermes), Some(ReasoningFamily::Qwen3));
+    let parsers = (Some(ToolCallSyntax::HERMES), Some(ReasoningFamily::QWEN3));
     let (scripted_output, template) = (Some(SCRIPT), Some(TEMPLATE));
     ServerSetup { scripted_output, parsers, template, ..ServerSetup::default() }
 }

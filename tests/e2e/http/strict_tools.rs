@@ -16,7 +16,7 @@ const CALL: &str =
     "Ok.\n<tool_call>\n{\"name\": \"f\", \"arguments\": {\"n\": \"bad\"}}\n</tool_call>";
 
 fn setup(template: Option<&'static str>) -> ServerSetup {
-    let (parsers, template) = ((Some(ToolCallSyntax::Hermes), None), template.or(Some(TEMPLATE)));
+    let (parsers, template) = ((Some(ToolCallSyntax::HERMES), None), template.or(Some(TEMPLATE)));
     ServerSetup { parsers, template, ..ServerSetup::default() }
 }
 
@@ -149,7 +149,7 @@ fn disabled_thinking_is_named_if_no_template_reads_it() {
     };
     let fixed = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}";
     let switched = "{% if enable_thinking %}<think>{% endif %}{{ messages[0].content }}";
-    let reasoning = Some(ReasoningFamily::Qwen3);
+    let reasoning = Some(ReasoningFamily::QWEN3);
     for (template, reasoning, ignored) in [
         (fixed, reasoning, Some("thinking.type")),
         (switched, reasoning, None),

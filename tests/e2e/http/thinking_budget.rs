@@ -19,13 +19,13 @@ const OPENS: &str = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endf
     {% if add_generation_prompt %}<think>\n{% endif %}";
 
 fn scripted(script: &'static str) -> ServerSetup {
-    let parsers = (Some(ToolCallSyntax::Hermes), Some(ReasoningFamily::Qwen3));
+    let parsers = (Some(ToolCallSyntax::HERMES), Some(ReasoningFamily::QWEN3));
     ServerSetup { scripted_output: Some(script), parsers, ..ServerSetup::default() }
 }
 
 /// Setup of a model whose outputs always start with reasoning.
 fn always_thinking_setup() -> ServerSetup {
-    let parsers = (None, Some(ReasoningFamily::DeepSeekR1));
+    let parsers = (None, Some(ReasoningFamily::DEEPSEEK_R1));
     ServerSetup { parsers, template: Some(OPENS), ..ServerSetup::default() }
 }
 

@@ -16,7 +16,7 @@ const TEMPLATE: &str = "{% for t in tools or [] %}[{{ t.function.name }}]{% endf
     {% endfor %}{{ m.tool_call_id }}{% endfor %}";
 
 fn setup(script: &'static str) -> ServerSetup {
-    let parsers = (Some(ToolCallSyntax::Hermes), Some(ReasoningFamily::Qwen3));
+    let parsers = (Some(ToolCallSyntax::HERMES), Some(ReasoningFamily::QWEN3));
     ServerSetup { scripted_output: Some(script), parsers, ..ServerSetup::default() }
 }
 
@@ -216,18 +216,18 @@ fn invalid_tools_are_rejected_by_name() {
 fn other_tool_parsers_work() {
     let families: [(ToolCallSyntax, &str, usize); 4] = [
         (
-            ToolCallSyntax::Qwen3Coder,
+            ToolCallSyntax::QWEN3_CODER,
             "<tool_call>\n<function=weather>\n<parameter=city>\nBonn\n</parameter>\n</function>\n</tool_call>",
             29,
         ),
         (
-            ToolCallSyntax::Llama3Json,
+            ToolCallSyntax::LLAMA3_JSON,
             "{\"name\": \"weather\", \"parameters\": {\"city\": \"Bonn\"}}",
             29,
         ),
-        (ToolCallSyntax::Mistral, "[TOOL_CALLS]weather{\"city\": \"Bonn\"}", 9),
+        (ToolCallSyntax::MISTRAL, "[TOOL_CALLS]weather{\"city\": \"Bonn\"}", 9),
         (
-            ToolCallSyntax::DeepSeekV3,
+            ToolCallSyntax::DEEPSEEK_V3,
             "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>weather\n```json\n\
              {\"city\": \"Bonn\"}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
             29,

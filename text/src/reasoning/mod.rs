@@ -7,32 +7,24 @@
 mod reader;
 mod splitter;
 
-use super::harmony;
 pub use reader::TokenReasoningTracker;
 pub(super) use reader::TrackedSections;
 pub(super) use splitter::{OutputSection, ReasoningSplitter};
 
-/// Reasoning format of a model family (`--reasoning-parser`).
+/// Reasoning format of a model family (`--reasoning-parser`). The crate's module `families` defines the formats.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum ReasoningFamily {
-    /// The output is reasoning if the prompt ends with `<think>`, or if the output begins with `<think>`.
-    Qwen3,
-    /// The output starts with reasoning unless the prompt ends with `</think>`.
-    DeepSeekR1,
-    /// The output is reasoning if it begins with `<think>`, or if the prompt ends with `<think>`. Templates
-    /// end the prompt with `<think>` if `thinking` is true in `chat_template_kwargs`.
-    DeepSeekV3,
-    /// Same as `Qwen3`, with the markers `<seed:think>` and `</seed:think>`.
-    SeedOss,
-    /// Same as `Qwen3`, with the markers `[THINK]` and `[/THINK]`.
-    Mistral,
-    /// Same as `Qwen3`, with sentences as markers: `Here is my thought process:` and `Here is my response:`,
-    /// or the same sentences with `Here's`.
-    Granite,
-    /// Same as `Qwen3`, with the markers `<|channel>thought` with a line break and `<channel|>`.
-    Gemma4,
-    /// The messages in the channel `analysis` (gpt-oss). Such messages may also follow content.
-    Harmony,
+pub struct ReasoningFamily {
+    /// Command-line name, different for each format.
+    name: &'static str,
+    /// All forms of the markers.
+    markers: &'static [ReasoningMarkers],
+    /// Special tokens that are parts of a marker.
+    marker_parts: &'static [&'static str],
+    /// Whether an output starts inside the reasoning unless the prompt ends with the closing marker.
+    always_reasons: bool,
+    /// Text that ends the reasoning and begins the answer, if reasoning may begin again after the closing marker. Only in
+    /// the harmony format.
+    answer_opening: Option<&'static str>,
 }
 
 /// Markers around the reasoning of a model family. Each may be a special token of the tokenizer.
@@ -65,75 +57,57 @@ pub struct ReasoningParserOptions {
 }
 
 impl ReasoningFamily {
-    /// Command-line names of the reasoning formats, as in vLLM; `gpt-oss` is SGLang's name.
-    pub const NAMES: &[(&str, Self)] = &[
-        ("qwen3", Self::Qwen3),
-        ("deepseek_r1", Self::DeepSeekR1),
-        ("deepseek_v3", Self::DeepSeekV3),
-        ("gemma4", Self::Gemma4),
-        ("glm45", Self::Qwen3),
-        ("glm47", Self::Qwen3),
-        ("kimi_k2", Self::DeepSeekR1),
-        ("minimax_m2", Self::DeepSeekR1),
-        ("granite", Self::Granite),
-        ("mistral", Self::Mistral),
-        ("nemotron_v3", Self::DeepSeekR1),
-        ("seed_oss", Self::SeedOss),
-        ("step3", Self::DeepSeekR1),
-        ("harmony", Self::Harmony),
-        ("openai_gptoss", Self::Harmony),
-        ("gpt-oss", Self::Harmony),
-    ];
+    /// Defines a format in which an output has reasoning if it begins with an opening marker, or if the prompt ends with
+    /// one.
+    pub(crate) const fn new(name: &'static str, markers: &'static [ReasoningMarkers]) -> Self {
+        Self { name, markers, marker_parts: &[], always_reasons: false, answer_opening: None }
+    }
+
+    /// Sets the special tokens that are parts of a marker.
+    pub(crate) const fn with_marker_parts(self, marker_parts: &'static [&'static str]) -> Self {
+        Self { marker_parts, ..self }
+    }
+
+    /// Lets an output start inside the reasoning unless the prompt ends with the closing marker.
+    pub(crate) const fn always_reasoning(self) -> Self {
+        Self { always_reasons: true, ..self }
+    }
+
+    /// Makes this the harmony format, in which `answer_opening` ends the reasoning and begins the answer.
+    pub(crate) const fn with_answer_opening(self, answer_opening: &'static str) -> Self {
+        Self { answer_opening: Some(answer_opening), ..self }
+    }
+
+    /// Returns the command-line name of the format.
+    pub fn name(self) -> &'static str {
+        self.name
+    }
+
+    /// Whether this is the harmony format, in which reasoning may also follow content.
+    pub fn is_harmony(self) -> bool {
+        self.answer_opening.is_some()
+    }
 
     /// Returns the markers around the reasoning.
     pub fn markers(self) -> ReasoningMarkers {
-        self.all_markers()[0]
+        self.markers[0]
     }
 
     /// Returns all forms of the markers around the reasoning: some models write the markers in several forms.
     pub fn all_markers(self) -> &'static [ReasoningMarkers] {
-        match self {
-            Self::Qwen3 | Self::DeepSeekR1 | Self::DeepSeekV3 => {
-                &[ReasoningMarkers { open: "<think>", close: "</think>" }]
-            }
-            Self::SeedOss => &[ReasoningMarkers { open: "<seed:think>", close: "</seed:think>" }],
-            Self::Mistral => &[ReasoningMarkers { open: "[THINK]", close: "[/THINK]" }],
-            Self::Granite => &[
-                ReasoningMarkers {
-                    open: "Here is my thought process:",
-                    close: "Here is my response:",
-                },
-                ReasoningMarkers {
-                    open: "Here's my thought process:",
-                    close: "Here's my response:",
-                },
-            ],
-            Self::Gemma4 => {
-                &[ReasoningMarkers { open: "<|channel>thought\n", close: "<channel|>" }]
-            }
-            Self::Harmony => &[ReasoningMarkers {
-                open: "<|channel|>analysis<|message|>",
-                close: "<|end|><|start|>assistant",
-            }],
-        }
+        self.markers
     }
 
     /// Returns the special tokens of which the markers consist.
     pub(super) fn special_tokens(self) -> Vec<&'static str> {
-        let markers = self.all_markers().iter().flat_map(|markers| [markers.open, markers.close]);
-        let parts: &[&str] = match self {
-            Self::Gemma4 => &["<|channel>"],
-            Self::Harmony => &harmony::MARKERS,
-            _ => &[],
-        };
-        markers.chain(parts.iter().copied()).collect()
+        let markers = self.markers.iter().flat_map(|markers| [markers.open, markers.close]);
+        markers.chain(self.marker_parts.iter().copied()).collect()
     }
 
     /// Returns the text that ends the reasoning and begins the answer, if reasoning may begin again after the
     /// closing marker; `None` if it cannot.
     pub fn answer_opening(self) -> Option<&'static str> {
-        let is_harmony = self == Self::Harmony;
-        is_harmony.then_some("<|end|><|start|>assistant<|channel|>final<|message|>")
+        self.answer_opening
     }
 
     /// Returns the end offset of the last opening marker in `text`.
@@ -157,7 +131,7 @@ impl ReasoningFamily {
         if is_open(whole_tail) || is_open(prompt_tail) {
             return ReasoningStart::Inside;
         }
-        if self == Self::Harmony {
+        if self.is_harmony() {
             // A template may also begin the answer. Otherwise the prompt ends with `<|start|>assistant`.
             let header = prompt_tail.rfind("<|start|>").map_or("", |at| &prompt_tail[at..]);
             let is_answer = header.contains("<|message|>") && !header.contains("<|end|>");
@@ -166,10 +140,7 @@ impl ReasoningFamily {
         if self.last_close(prompt_tail) == Some(prompt_tail.len()) {
             return ReasoningStart::After;
         }
-        match self {
-            Self::DeepSeekR1 => ReasoningStart::Inside,
-            _ => ReasoningStart::AtMarker,
-        }
+        if self.always_reasons { ReasoningStart::Inside } else { ReasoningStart::AtMarker }
     }
 
     /// Returns the text after the last opening marker in `message`, an assistant message whose reasoning the
@@ -180,7 +151,7 @@ impl ReasoningFamily {
 
     /// Returns the reasoning state at the start of an output that continues the assistant message `message`.
     pub fn start_after_message(self, message: &str) -> ReasoningStart {
-        if self == Self::Harmony {
+        if self.is_harmony() {
             return ReasoningStart::After;
         }
         match (self.last_open(message), self.last_close(message)) {

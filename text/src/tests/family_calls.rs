@@ -20,11 +20,11 @@ fn glm_tool_calls() {
           1 {}
         end 1
     "#]];
-    check(ToolCallSyntax::Glm45, text, &both);
+    check(ToolCallSyntax::GLM45, text, &both);
     let text = "Look.<tool_call>weather<arg_key>city</arg_key><arg_value>Bonn\n am Rhein</arg_value><arg_key>days</arg_key><arg_value>3</arg_value></tool_call><tool_call>time\n</tool_call>";
-    check(ToolCallSyntax::Glm47, text, &both);
+    check(ToolCallSyntax::GLM47, text, &both);
     check(
-        ToolCallSyntax::Glm45,
+        ToolCallSyntax::GLM45,
         "<tool_call>{\"name\": \"time\"}</tool_call>",
         &expect![[r#"
             content "<tool_call>{\"name\": \"time\"}</tool_call>"
@@ -49,7 +49,7 @@ fn glm_4_tool_calls() {
         format!("Look.<|assistant|>{weather}\n<|assistant|> time \n{{}}\n"),
         format!("Look.\n\n  {weather}\r\ntime\r\n\n{{}}"),
     ] {
-        check(ToolCallSyntax::Glm4, &text, &both);
+        check(ToolCallSyntax::GLM4, &text, &both);
     }
 }
 
@@ -66,7 +66,7 @@ fn lines_that_are_no_glm_4_calls_are_content() {
         "<|assistant|>The time is 3.",
         "<|assistant|><|assistant|>",
     ] {
-        let pieces = run(parser(ToolCallSyntax::Glm4, None, u32::MAX), [text]);
+        let pieces = run(parser(ToolCallSyntax::GLM4, None, u32::MAX), [text]);
         let content = pieces.iter().map(|piece| match piece {
             OutputPiece::Content(text) => text.to_owned(),
             other => panic!("{other:?} in {text}"),
@@ -79,7 +79,7 @@ fn lines_that_are_no_glm_4_calls_are_content() {
 #[test]
 fn broken_glm_4_call_is_followed_by_a_call() {
     check(
-        ToolCallSyntax::Glm4,
+        ToolCallSyntax::GLM4,
         "time\ntime\n{\"a\": }\ntime\n{}",
         &expect![[r#"
             content "time"
@@ -99,7 +99,7 @@ fn broken_glm_4_call_is_followed_by_a_call() {
 #[test]
 fn smollm3_tool_calls() {
     check(
-        ToolCallSyntax::Hermes,
+        ToolCallSyntax::HERMES,
         "Let me see.\n<tool_call>{\"name\": \"weather\", \"arguments\": {\"city\": \"Bonn\"}}</tool_call><tool_call>{\"name\": \"time\", \"arguments\": {}}</tool_call>",
         &expect![[r#"
             content "Let me see."
@@ -112,7 +112,7 @@ fn smollm3_tool_calls() {
         "#]],
     );
     check(
-        ToolCallSyntax::Hermes,
+        ToolCallSyntax::HERMES,
         "<code>weather(city=\"Bonn\")</code>",
         &expect![[r#"
         content "<code>weather(city=\"Bonn\")</code>"
@@ -123,7 +123,7 @@ fn smollm3_tool_calls() {
 #[test]
 fn minimax_m2_tool_calls() {
     check(
-        ToolCallSyntax::MiniMaxM2,
+        ToolCallSyntax::MINIMAX_M2,
         "Ok.\n<minimax:tool_call>\n<invoke name=\"weather\">\n<parameter name=\"city\">Bonn <b></parameter>\n<parameter name=\"tags\">[\"a\"]</parameter>\n</invoke>\n<invoke name=\"time\">\n</invoke>\n</minimax:tool_call>\n",
         &expect![[r#"
             content "Ok."
@@ -140,7 +140,7 @@ fn minimax_m2_tool_calls() {
 #[test]
 fn deepseek_v32_tool_calls() {
     check(
-        ToolCallSyntax::DeepSeekV32,
+        ToolCallSyntax::DEEPSEEK_V32,
         "Ok.\n\n<｜DSML｜function_calls>\n<｜DSML｜invoke name=\"weather\">\n<｜DSML｜parameter name=\"city\" string=\"true\">12</｜DSML｜parameter>\n<｜DSML｜parameter name=\"days\" string=\"false\">12</｜DSML｜parameter>\n<｜DSML｜parameter name=\"x\" string=\"false\">{\"a\": null}</｜DSML｜parameter>\n</｜DSML｜invoke>\n</｜DSML｜function_calls>",
         &expect![[r#"
             content "Ok."
@@ -154,7 +154,7 @@ fn deepseek_v32_tool_calls() {
 #[test]
 fn seed_oss_tool_calls() {
     check(
-        ToolCallSyntax::SeedOss,
+        ToolCallSyntax::SEED_OSS,
         "Ok.<seed:tool_call>\n<function=weather>\n<parameter=city>Bonn\n</parameter>\n<parameter=days>2</parameter>\n</function>\n</seed:tool_call>",
         &expect![[r#"
             content "Ok."
@@ -168,7 +168,7 @@ fn seed_oss_tool_calls() {
 #[test]
 fn kimi_k2_tool_calls() {
     check(
-        ToolCallSyntax::KimiK2,
+        ToolCallSyntax::KIMI_K2,
         "Ok.<|tool_calls_section_begin|><|tool_call_begin|>functions.weather:0<|tool_call_argument_begin|>{\"city\": \"Bonn\"}<|tool_call_end|><|tool_call_begin|>functions.time:1<|tool_call_argument_begin|>{}<|tool_call_end|><|tool_calls_section_end|>",
         &expect![[r#"
             content "Ok."
@@ -199,7 +199,7 @@ fn calls_between_function_calls_tags() {
         [format!("{weather}\ntime(utc=true)"), format!("\n{weather}\n\n  time(utc=True)\n")]
     {
         let text = format!("See. <function_calls>{calls}</function_calls> Done.");
-        check(ToolCallSyntax::Olmo3, &text, &both);
+        check(ToolCallSyntax::OLMO3, &text, &both);
     }
 }
 
@@ -211,7 +211,7 @@ fn function_calls_tags_without_calls_are_content() {
         "<function_calls>print(time())</function_calls>",
         "<functions>time()</functions>",
     ] {
-        let pieces = run(parser(ToolCallSyntax::Olmo3, None, u32::MAX), [text]);
+        let pieces = run(parser(ToolCallSyntax::OLMO3, None, u32::MAX), [text]);
         let content = pieces.iter().map(|piece| match piece {
             OutputPiece::Content(text) => text.to_owned(),
             other => panic!("{other:?} in {text}"),
@@ -226,11 +226,11 @@ fn names_with_slashes_and_colons_are_parsed() {
     let parameters = serde_json::json!({"type": "object"});
     let tools = [ToolDefinition { name: NAME.to_owned(), parameters, is_strict: false }].into();
     for (syntax, text) in [
-        (ToolCallSyntax::Pythonic, format!("[{NAME}()]")),
-        (ToolCallSyntax::ToolCode, format!("```tool_code\n{NAME}()\n```")),
-        (ToolCallSyntax::Olmo3, format!("<function_calls>{NAME}()</function_calls>")),
-        (ToolCallSyntax::Mistral, format!("[TOOL_CALLS]{NAME}{{}}")),
-        (ToolCallSyntax::Mistral, format!("[TOOL_CALLS]{NAME}[ARGS]{{}}")),
+        (ToolCallSyntax::PYTHONIC, format!("[{NAME}()]")),
+        (ToolCallSyntax::TOOL_CODE, format!("```tool_code\n{NAME}()\n```")),
+        (ToolCallSyntax::OLMO3, format!("<function_calls>{NAME}()</function_calls>")),
+        (ToolCallSyntax::MISTRAL, format!("[TOOL_CALLS]{NAME}{{}}")),
+        (ToolCallSyntax::MISTRAL, format!("[TOOL_CALLS]{NAME}[ARGS]{{}}")),
     ] {
         let options = ToolCallParserOptions {
             syntax,
@@ -267,25 +267,25 @@ fn calls_in_tool_code_fences() {
         "\nprint(weather(city='Bo\"nn', days=3))\n print( time() )\n",
     ] {
         let text = format!("See.\n```tool_code\n{calls}\n``` Done.");
-        check(ToolCallSyntax::ToolCode, &text, &both);
+        check(ToolCallSyntax::TOOL_CODE, &text, &both);
     }
     let text = "```tool_code\nx = time()\n```";
     check(
-        ToolCallSyntax::ToolCode,
+        ToolCallSyntax::TOOL_CODE,
         text,
         &expect![[r#"
             content "```tool_code\nx = time()\n```"
         "#]],
     );
     check(
-        ToolCallSyntax::ToolCode,
+        ToolCallSyntax::TOOL_CODE,
         "```python\ntime()\n``` ```tool_codetime()",
         &expect![[r#"
             content "```python\ntime()\n``` ```tool_codetime()"
         "#]],
     );
     check(
-        ToolCallSyntax::ToolCode,
+        ToolCallSyntax::TOOL_CODE,
         "```tool_code\ntime()\nunknown()\n```",
         &expect![[r#"
             call 0 time
@@ -302,7 +302,7 @@ fn calls_of_granite_20b() {
         |name: &str| format!("<function_call> {{\"name\": \"{name}\", \"arguments\": {{}}}}");
     let text = format!("Ok.\n{}{}", call("time"), call("weather"));
     check(
-        ToolCallSyntax::Granite20b,
+        ToolCallSyntax::GRANITE_20B,
         &text,
         &expect![[r#"
             content "Ok."
@@ -327,22 +327,22 @@ fn pythonic_tool_calls() {
         end 1
     "#]];
     let text = "[weather(city='Bo\"nn', days=3, tags=['a', {'b': None}]), time()]";
-    check(ToolCallSyntax::Pythonic, text, &both);
+    check(ToolCallSyntax::PYTHONIC, text, &both);
     let text = format!("<|python_start|>{text}<|python_end|>");
-    check(ToolCallSyntax::Pythonic, &text, &both);
+    check(ToolCallSyntax::PYTHONIC, &text, &both);
 }
 
 #[test]
 fn invalid_pythonic_calls_are_content() {
     check(
-        ToolCallSyntax::Pythonic,
+        ToolCallSyntax::PYTHONIC,
         "[1] see [time()]",
         &expect![[r#"
             content "[1] see [time()]"
         "#]],
     );
     check(
-        ToolCallSyntax::Pythonic,
+        ToolCallSyntax::PYTHONIC,
         "[time(city=x)]",
         &expect![[r#"
             call 0 time
@@ -370,10 +370,10 @@ fn gemma_tool_calls() {
         )
     };
     let function_gemma = text("<start_function_call>", "<escape>", "<end_function_call>");
-    check(ToolCallSyntax::FunctionGemma, &function_gemma, &both);
-    check(ToolCallSyntax::Gemma4, &text("<|tool_call>", "<|\"|>", "<tool_call|>"), &both);
+    check(ToolCallSyntax::FUNCTION_GEMMA, &function_gemma, &both);
+    check(ToolCallSyntax::GEMMA4, &text("<|tool_call>", "<|\"|>", "<tool_call|>"), &both);
     check(
-        ToolCallSyntax::Gemma4,
+        ToolCallSyntax::GEMMA4,
         "<|tool_call>call:time{days:]}<tool_call|> <|tool_call>x",
         &expect![[r#"
             call 0 time
@@ -395,15 +395,15 @@ fn tool_calls_in_a_json_array() {
           1 {}
         end 1
     "#]];
-    check(ToolCallSyntax::Granite, list, &both);
-    check(ToolCallSyntax::Granite, &format!("<|tool_call|>{list}"), &both);
-    check(ToolCallSyntax::Granite, &format!("<tool_call> {list}\n"), &both);
-    check(ToolCallSyntax::Phi4Mini, &format!("functools{list}"), &both);
-    check(ToolCallSyntax::Phi4Mini, &format!("<|tool_call|>{list}<|/tool_call|>"), &both);
-    check(ToolCallSyntax::Xlam, list, &both);
-    check(ToolCallSyntax::Xlam, &format!("```json\n{list}\n```"), &both);
+    check(ToolCallSyntax::GRANITE, list, &both);
+    check(ToolCallSyntax::GRANITE, &format!("<|tool_call|>{list}"), &both);
+    check(ToolCallSyntax::GRANITE, &format!("<tool_call> {list}\n"), &both);
+    check(ToolCallSyntax::PHI4_MINI, &format!("functools{list}"), &both);
+    check(ToolCallSyntax::PHI4_MINI, &format!("<|tool_call|>{list}<|/tool_call|>"), &both);
+    check(ToolCallSyntax::XLAM, list, &both);
+    check(ToolCallSyntax::XLAM, &format!("```json\n{list}\n```"), &both);
     check(
-        ToolCallSyntax::Xlam,
+        ToolCallSyntax::XLAM,
         "```json\n[{\"name\": \"Bob\"}]\n```",
         &expect![[r#"
             content "```json\n[{\"name\": \"Bob\"}]\n```"

@@ -150,15 +150,14 @@ impl ForcedCallHarness {
     }
 
     pub(super) fn ends(&self) -> &'static [&'static str] {
-        if matches!(self.syntax, ToolCallSyntax::FunctionGemma | ToolCallSyntax::Gemma4) {
-            return DELIMITED_ENDS;
+        match self.syntax.name() {
+            "functiongemma" | "gemma4" => DELIMITED_ENDS,
+            "harmony" => HARMONY_ENDS,
+            "qwen3_coder" | "seed_oss" | "minimax_m2" | "glm45" | "glm47" | "deepseek_v32" => {
+                TAG_ENDS
+            }
+            _ => JSON_ENDS,
         }
-        if self.syntax == ToolCallSyntax::Harmony {
-            return HARMONY_ENDS;
-        }
-        let tags = ["qwen3_coder", "seed_oss", "minimax_m2", "glm45", "glm47", "deepseek_v32"];
-        let names = ToolCallSyntax::NAMES.iter().filter(|(_, syntax)| *syntax == self.syntax);
-        if names.into_iter().any(|(name, _)| tags.contains(name)) { TAG_ENDS } else { JSON_ENDS }
     }
 
     /// Generates random calls of a tool with the parameter schema `schema`, and checks that the parsed
@@ -197,7 +196,7 @@ impl ForcedCallHarness {
 #[test]
 fn arguments_of_forced_calls_match_the_schema() {
     let mut failures = Vec::new();
-    for &syntax in ToolCallSyntax::ALL {
+    for syntax in ToolCallSyntax::all() {
         for has_special in [false, true] {
             let forced = ForcedCallHarness::new(syntax, has_special);
             for (number, schema) in object_schemas().iter().enumerate() {
@@ -212,10 +211,10 @@ fn arguments_of_forced_calls_match_the_schema() {
 
 #[test]
 fn schemas_that_tags_cannot_express_are_rejected() {
-    let tokenizer = tokenizer(ToolCallSyntax::Glm45, false);
+    let tokenizer = tokenizer(ToolCallSyntax::GLM45, false);
     let grammar = |parameters: Value| {
         let tool = ToolDefinition { name: "f".to_owned(), parameters, is_strict: false };
-        ToolCallSyntax::Glm45.grammar([&tool], false, &tokenizer)
+        ToolCallSyntax::GLM45.grammar([&tool], false, &tokenizer)
     };
     let unsupported =
         |keyword| CallGrammarError::UnsupportedKeyword { tool: "f".to_owned(), keyword };
@@ -258,16 +257,16 @@ fn exponential_references_are_rejected() {
     let definitions = branching_definitions(&json!("object"), &text);
     let schema = json!({"$ref": "#/$defs/d0", "$defs": definitions});
     for syntax in [
-        ToolCallSyntax::Qwen3Coder,
-        ToolCallSyntax::Glm45,
-        ToolCallSyntax::Pythonic,
-        ToolCallSyntax::Gemma4,
+        ToolCallSyntax::QWEN3_CODER,
+        ToolCallSyntax::GLM45,
+        ToolCallSyntax::PYTHONIC,
+        ToolCallSyntax::GEMMA4,
     ] {
         assert_eq!(forced_grammar(syntax, schema.clone()), Err(unsupported("$ref")));
     }
     let definitions = branching_definitions(&json!(["array", "object"]), &json!({"type": "array"}));
     let schema = json!({"properties": {"v": {"$ref": "#/$defs/d0"}}, "$defs": definitions});
-    assert_eq!(forced_grammar(ToolCallSyntax::Gemma4, schema), Err(CallGrammarError::TooLong));
+    assert_eq!(forced_grammar(ToolCallSyntax::GEMMA4, schema), Err(CallGrammarError::TooLong));
 }
 
 #[test]
@@ -277,7 +276,7 @@ fn long_grammars_are_rejected() {
         names.iter().map(|name| (name.clone(), json!({"$ref": "#/$defs/big"}))).collect();
     let big = json!({"type": "integer", "enum": (0..5_000).collect::<Vec<_>>()});
     let schema = json!({"properties": properties, "$defs": {"big": big}});
-    for syntax in [ToolCallSyntax::Gemma4, ToolCallSyntax::Glm45, ToolCallSyntax::Pythonic] {
+    for syntax in [ToolCallSyntax::GEMMA4, ToolCallSyntax::GLM45, ToolCallSyntax::PYTHONIC] {
         assert_eq!(forced_grammar(syntax, schema.clone()), Err(CallGrammarError::TooLong));
     }
     let one_of = |count: usize, bytes: usize| {
@@ -288,7 +287,7 @@ fn long_grammars_are_rejected() {
     for (schema, keyword) in
         [(one_of(255, 32 << 10), "oneOf"), (one_of(60, 100), "oneOf"), (long, "pattern")]
     {
-        let error = forced_grammar(ToolCallSyntax::Glm45, json!({"properties": {"a": schema}}));
+        let error = forced_grammar(ToolCallSyntax::GLM45, json!({"properties": {"a": schema}}));
         let expected = CallGrammarError::UnsupportedKeyword { tool: "f".to_owned(), keyword };
         assert_eq!(error, Err(expected));
     }
@@ -297,7 +296,7 @@ fn long_grammars_are_rejected() {
 #[test]
 fn lists_end_before_an_item_without_values() {
     let list = json!({"type": "array", "prefixItems": [{"type": "integer"}, false]});
-    let grammar = forced_grammar(ToolCallSyntax::Gemma4, json!({"properties": {"v": list}}));
+    let grammar = forced_grammar(ToolCallSyntax::GEMMA4, json!({"properties": {"v": list}}));
     let grammar = grammar.unwrap();
     assert!(grammar.contains("value_0_0: \"[\" value_0_1  \"]\"\n"), "{grammar}");
 }

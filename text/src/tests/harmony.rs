@@ -28,8 +28,8 @@ pub(super) const CALL_HEADERS: &[&str] = &[
 ];
 
 pub(super) fn parser(start: ReasoningStart, calls: bool) -> OutputParser {
-    let reasoning = ReasoningParserOptions { family: ReasoningFamily::Harmony, start };
-    let (syntax, tools) = (ToolCallSyntax::Harmony, &tools());
+    let reasoning = ReasoningParserOptions { family: ReasoningFamily::HARMONY, start };
+    let (syntax, tools) = (ToolCallSyntax::HARMONY, &tools());
     let (max_calls, enforcement) = (u32::MAX, CallEnforcement::None);
     let options = ToolCallParserOptions { syntax, tools, max_calls, enforcement };
     OutputParser::new(Some(reasoning), Some(options).filter(|_| calls))
@@ -203,21 +203,21 @@ fn text_without_a_header_is_content() {
 
 #[test]
 fn prompts_determine_the_first_section() {
-    let of = |tail: &str| ReasoningFamily::Harmony.start_after_prompt(tail);
+    let of = |tail: &str| ReasoningFamily::HARMONY.start_after_prompt(tail);
     assert_eq!(of("hi<|end|><|start|>assistant"), ReasoningStart::AtMarker);
     assert_eq!(of("<|start|>assistant<|channel|>analysis<|message|>"), ReasoningStart::Inside);
     assert_eq!(of("<|start|>assistant<|channel|>final<|message|>"), ReasoningStart::After);
     assert_eq!(of("<|start|>assistant<|channel|>final<|message|>{\"a\": "), ReasoningStart::After);
     assert_eq!(of("another template"), ReasoningStart::AtMarker);
-    assert_eq!(ReasoningFamily::Harmony.start_after_message("So"), ReasoningStart::After);
-    assert_eq!(ReasoningFamily::Harmony.start_after_message(""), ReasoningStart::After);
+    assert_eq!(ReasoningFamily::HARMONY.start_after_message("So"), ReasoningStart::After);
+    assert_eq!(ReasoningFamily::HARMONY.start_after_message(""), ReasoningStart::After);
 }
 
 /// Returns a tokenizer with the markers as special tokens, and their ids in the order of the syntax.
 pub(super) fn tokenizer() -> Arc<Tokenizer> {
     let mut files = byte_level();
     let tokens = files.tokenizer["added_tokens"].as_array_mut().unwrap();
-    for marker in ToolCallSyntax::Harmony.special_markers() {
+    for marker in ToolCallSyntax::HARMONY.special_markers() {
         let id = tokens.iter().filter_map(|token| token["id"].as_u64()).max().unwrap() + 1;
         tokens.push(added(id as usize, marker, true));
     }
@@ -227,7 +227,7 @@ pub(super) fn tokenizer() -> Arc<Tokenizer> {
 #[test]
 fn markers_stay_visible_to_the_parser() {
     let tokenizer = tokenizer();
-    let (calls, family) = (ToolCallSyntax::Harmony, ReasoningFamily::Harmony);
+    let (calls, family) = (ToolCallSyntax::HARMONY, ReasoningFamily::HARMONY);
     let config = OutputParserConfig::new(Some(calls), Some(family), &tokenizer);
     let text = "<|channel|>analysis<|message|>a<|end|><|start|>assistant<|channel|>final<|message|>b<|return|>";
     for calls in [false, true] {
@@ -249,7 +249,7 @@ fn markers_stay_visible_to_the_parser() {
 #[test]
 fn tracker_follows_every_reasoning_message() {
     let tokenizer = tokenizer();
-    let config = OutputParserConfig::new(None, Some(ReasoningFamily::Harmony), &tokenizer);
+    let config = OutputParserConfig::new(None, Some(ReasoningFamily::HARMONY), &tokenizer);
     let detokenizer = Detokenizer::new(Arc::clone(&tokenizer), DetokenizeOptions::default())
         .with_visible_special(config.visible_special(false));
     let mut tracker =

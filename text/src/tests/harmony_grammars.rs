@@ -76,7 +76,7 @@ fn constraints_start_after_reasoning_and_header() {
 #[test]
 fn call_grammars_accept_the_forms_of_the_model() {
     let forced = |multiple, tokenizer: &Tokenizer| {
-        let grammar = ToolCallSyntax::Harmony.grammar(tools().iter(), multiple, tokenizer).unwrap();
+        let grammar = ToolCallSyntax::HARMONY.grammar(tools().iter(), multiple, tokenizer).unwrap();
         let head =
             harmony_preamble(ReasoningStart::AtMarker, HarmonyConstraintScope::Messages, tokenizer);
         OutputConstraint::new(GrammarSpec::Lark(grammar), "tools").start_after(head.unwrap())
@@ -102,7 +102,7 @@ fn call_grammars_accept_the_forms_of_the_model() {
         ] {
             assert!(!accepts(&tokenizer, &constraint, output), "{output}");
         }
-        let free = ToolCallSyntax::Harmony.free_grammar(tools().iter(), true, &tokenizer).unwrap();
+        let free = ToolCallSyntax::HARMONY.free_grammar(tools().iter(), true, &tokenizer).unwrap();
         let free = OutputConstraint::new(GrammarSpec::Lark(free), "tools");
         let preamble = "<|channel|>commentary<|message|>I look.<|end|><|start|>assistant";
         let call = " to=functions.time<|channel|>commentary json<|message|>{}";

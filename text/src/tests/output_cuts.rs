@@ -1,7 +1,7 @@
 //! Outputs of every tool call syntax that are cut at each position: into two chunks, which must not change the
 //! result, and at their end, which must lose no text.
 
-use super::output_parsers::{parser, parser_with, reasoning_families, run};
+use super::output_parsers::{parser, parser_with, run};
 use super::output_properties::{OUTPUT_FRAGMENTS, check_sources, lossless_syntaxes, valid_output};
 use crate::{
     OutputParser, OutputPiece, ReasoningFamily, ReasoningParserOptions, ReasoningStart,
@@ -68,7 +68,7 @@ fn check_lines(text: &str) -> Result<(), TestCaseError> {
     for end in cuts(text) {
         let output = &text[..end];
         let mut rest = output;
-        for piece in run(parser(ToolCallSyntax::Harmony, None, u32::MAX), [output]).iter() {
+        for piece in run(parser(ToolCallSyntax::HARMONY, None, u32::MAX), [output]).iter() {
             let (OutputPiece::Content(part)
             | OutputPiece::Reasoning(part)
             | OutputPiece::Arguments { text: part, .. }) = piece
@@ -88,10 +88,10 @@ fn check_lines(text: &str) -> Result<(), TestCaseError> {
 
 #[test]
 fn valid_outputs_are_lossless_at_every_cut() {
-    for &syntax in ToolCallSyntax::ALL {
+    for syntax in ToolCallSyntax::all() {
         let text = valid_output(syntax);
         check_chunks(syntax, None, &text).unwrap();
-        for family in reasoning_families() {
+        for family in ReasoningFamily::all() {
             let start = ReasoningStart::AtMarker;
             check_chunks(syntax, Some(ReasoningParserOptions { family, start }), &text).unwrap();
         }
@@ -99,22 +99,22 @@ fn valid_outputs_are_lossless_at_every_cut() {
     for syntax in lossless_syntaxes() {
         check_ends(syntax, &valid_output(syntax)).unwrap();
     }
-    check_lines(&valid_output(ToolCallSyntax::Harmony)).unwrap();
+    check_lines(&valid_output(ToolCallSyntax::HARMONY)).unwrap();
 }
 
 /// Harmony is excluded: its parser drops all headers.
 #[test]
 fn reasoning_of_every_family_is_lossless_at_every_cut() {
-    for family in reasoning_families() {
+    for family in ReasoningFamily::all() {
         for markers in family.all_markers() {
             let text = format!("{}I think ö <\n{}The answer [.", markers.open, markers.close);
             let harmony = "<|channel|>analysis<|message|>I think<|end|><|start|>assistant\
                 <|channel|>final<|message|>The answer";
-            let is_harmony = family == ReasoningFamily::Harmony;
+            let is_harmony = family == ReasoningFamily::HARMONY;
             let text = if is_harmony { harmony } else { &text };
             for start in [ReasoningStart::AtMarker, ReasoningStart::Inside, ReasoningStart::After] {
                 let options = ReasoningParserOptions { family, start };
-                check_chunks(ToolCallSyntax::Hermes, Some(options), text).unwrap();
+                check_chunks(ToolCallSyntax::HERMES, Some(options), text).unwrap();
             }
             if !is_harmony {
                 check_sections(family, text).unwrap();
@@ -129,8 +129,8 @@ proptest! {
     #[test]
     fn random_outputs_are_lossless_at_every_cut(
         fragments in prop::collection::vec(prop::sample::select(OUTPUT_FRAGMENTS), 0..24),
-        syntax in prop::sample::select(ToolCallSyntax::ALL),
-        family in prop::sample::select(reasoning_families()),
+        syntax in prop::sample::select(ToolCallSyntax::all()),
+        family in prop::sample::select(ReasoningFamily::all()),
     ) {
         let mut text = String::new();
         for fragment in fragments {
@@ -142,7 +142,7 @@ proptest! {
         for start in [ReasoningStart::AtMarker, ReasoningStart::Inside] {
             check_chunks(syntax, Some(ReasoningParserOptions { family, start }), &text)?;
         }
-        if syntax == ToolCallSyntax::Harmony {
+        if syntax.is_harmony() {
             check_lines(&text)?;
         } else {
             check_ends(syntax, &text)?;

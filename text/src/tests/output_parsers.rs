@@ -24,23 +24,12 @@ pub(super) fn tools() -> Arc<[ToolDefinition]> {
         .into()
 }
 
-/// Returns each reasoning family that `--reasoning-parser` selects.
-pub(super) fn reasoning_families() -> Vec<ReasoningFamily> {
-    let mut families: Vec<ReasoningFamily> = Vec::new();
-    for (_, family) in ReasoningFamily::NAMES {
-        if !families.contains(family) {
-            families.push(*family);
-        }
-    }
-    families
-}
-
 pub(super) fn parser(
     syntax: ToolCallSyntax,
     reasoning: Option<ReasoningStart>,
     max_calls: u32,
 ) -> OutputParser {
-    let family = ReasoningFamily::Qwen3;
+    let family = ReasoningFamily::QWEN3;
     let reasoning = reasoning.map(|start| ReasoningParserOptions { family, start });
     parser_with(syntax, reasoning, max_calls)
 }
@@ -98,7 +87,7 @@ pub(super) fn check(syntax: ToolCallSyntax, text: &str, expected: &Expect) {
 fn hermes_tool_calls() {
     let text = "I look.\n<tool_call>\n{\"name\": \"weather\", \"arguments\": {\"city\": \"Bonn \\u00e9\"}}\n</tool_call>\n<tool_call>\n{\"arguments\": {\"days\": [1]}, \"name\": \"time\"}\n</tool_call>\n";
     check(
-        ToolCallSyntax::Hermes,
+        ToolCallSyntax::HERMES,
         text,
         &expect![[r#"
         content "I look."
@@ -112,7 +101,7 @@ fn hermes_tool_calls() {
     );
     let text = "a <tool_call>none</tool_call> <tool_call>{\"name\": \"time\"}</tool_call>b";
     check(
-        ToolCallSyntax::Hermes,
+        ToolCallSyntax::HERMES,
         text,
         &expect![[r#"
         content "a <tool_call>none</tool_call>"
@@ -124,7 +113,7 @@ fn hermes_tool_calls() {
     );
     let text = "x \n<tool_call>\n{\"name\": \"time\", \"arguments\": {\"a\": tru}}\n</tool_call>";
     check(
-        ToolCallSyntax::Hermes,
+        ToolCallSyntax::HERMES,
         text,
         &expect![[r#"
         content "x"
@@ -140,7 +129,7 @@ fn hermes_tool_calls() {
 fn qwen3_coder_tool_calls() {
     let text = "Sure.\n\n<tool_call>\n<function=weather>\n<parameter=city>\nBonn\n\"am\" Rhein\n</parameter>\n<parameter=days>\n3\n</parameter>\n<parameter=tags>\n[\"a\"]\n</parameter>\n</function>\n</tool_call>";
     check(
-        ToolCallSyntax::Qwen3Coder,
+        ToolCallSyntax::QWEN3_CODER,
         text,
         &expect![[r#"
         content "Sure."
@@ -151,7 +140,7 @@ fn qwen3_coder_tool_calls() {
     );
     let text = "<function=time></function><tool_call> <function=time> <parameter=city>x<parameter=days>many</function></tool_call>";
     check(
-        ToolCallSyntax::Qwen3Coder,
+        ToolCallSyntax::QWEN3_CODER,
         text,
         &expect![[r#"
         call 0 time
@@ -167,7 +156,7 @@ fn qwen3_coder_tool_calls() {
 #[test]
 fn json_in_qwen3_coder_tags_is_content() {
     check(
-        ToolCallSyntax::Qwen3Coder,
+        ToolCallSyntax::QWEN3_CODER,
         "<tool_call>\n{\"name\": 1}</tool_call>",
         &expect![[r#"
         content "<tool_call>\n{\"name\": 1}</tool_call>"
@@ -179,7 +168,7 @@ fn json_in_qwen3_coder_tags_is_content() {
 fn llama3_json_tool_calls() {
     let text = " <|python_tag|>{\"name\": \"weather\", \"parameters\": {\"city\": \"Bonn\"}}; {\"type\": \"function\", \"name\": \"time\", \"parameters\": {}}";
     check(
-        ToolCallSyntax::Llama3Json,
+        ToolCallSyntax::LLAMA3_JSON,
         text,
         &expect![[r#"
         call 0 weather
@@ -191,14 +180,14 @@ fn llama3_json_tool_calls() {
     "#]],
     );
     check(
-        ToolCallSyntax::Llama3Json,
+        ToolCallSyntax::LLAMA3_JSON,
         "{\"name\": \"Bob\", \"age\": 4}",
         &expect![[r#"
         content "{\"name\": \"Bob\", \"age\": 4}"
     "#]],
     );
     check(
-        ToolCallSyntax::Llama3Json,
+        ToolCallSyntax::LLAMA3_JSON,
         " <|py{\"name\"",
         &expect![[r#"
         content " <|py{\"name\""
@@ -217,11 +206,11 @@ fn mistral_tool_calls() {
           1 {}
         end 1
     "#]];
-    check(ToolCallSyntax::Mistral, text, &both);
+    check(ToolCallSyntax::MISTRAL, text, &both);
     let text = "[TOOL_CALLS]weather{\"city\": \"Bonn\"}[TOOL_CALLS]time[CALL_ID]abc123[ARGS]{}";
-    check(ToolCallSyntax::Mistral, text, &both);
+    check(ToolCallSyntax::MISTRAL, text, &both);
     check(
-        ToolCallSyntax::Mistral,
+        ToolCallSyntax::MISTRAL,
         "no [TOOL_CALLS](x) [TOOL_CALLS] [1",
         &expect![[r#"
         content "no [TOOL_CALLS](x) [TOOL_CALLS] [1"
@@ -241,11 +230,11 @@ fn deepseek_tool_calls() {
           1 {}
         end 1
     "#]];
-    check(ToolCallSyntax::DeepSeekV3, v3, &both);
+    check(ToolCallSyntax::DEEPSEEK_V3, v3, &both);
     let v31 = "Ok.<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>weather<｜tool▁sep｜>{\"city\": \"Bonn\"}<｜tool▁call▁end｜><｜tool▁call▁begin｜>time<｜tool▁sep｜>{}<｜tool▁call▁end｜><｜tool▁calls▁end｜>";
-    check(ToolCallSyntax::DeepSeekV31, v31, &both);
+    check(ToolCallSyntax::DEEPSEEK_V31, v31, &both);
     check(
-        ToolCallSyntax::DeepSeekV31,
+        ToolCallSyntax::DEEPSEEK_V31,
         "<｜tool▁calls▁begin｜> no",
         &expect![[r#"
         content "<｜tool▁calls▁begin｜> no"
@@ -256,7 +245,7 @@ fn deepseek_tool_calls() {
 #[test]
 fn reasoning_is_split_from_content() {
     let of = |start, text: &str| {
-        show(&run(parser(ToolCallSyntax::Hermes, Some(start), u32::MAX), [text]), text)
+        show(&run(parser(ToolCallSyntax::HERMES, Some(start), u32::MAX), [text]), text)
     };
     let expected = "reasoning \"\\nhm </b>\\n\"\ncontent \"\\n\\nhi\"\n";
     assert_eq!(of(ReasoningStart::AtMarker, "\n<think>\nhm </b>\n</think>\n\nhi"), expected);
@@ -274,17 +263,20 @@ fn reasoning_is_split_from_content() {
 #[test]
 fn reasoning_start_depends_on_the_preceding_text() {
     assert_eq!(
-        ReasoningFamily::Qwen3.start_after_prompt("assistant\n<think>\n"),
+        ReasoningFamily::QWEN3.start_after_prompt("assistant\n<think>\n"),
         ReasoningStart::Inside
     );
     assert_eq!(
-        ReasoningFamily::DeepSeekR1.start_after_prompt("x<think>\n\n</think>\n\n"),
+        ReasoningFamily::DEEPSEEK_R1.start_after_prompt("x<think>\n\n</think>\n\n"),
         ReasoningStart::After
     );
-    assert_eq!(ReasoningFamily::DeepSeekR1.start_after_prompt("assistant"), ReasoningStart::Inside);
-    assert_eq!(ReasoningFamily::Qwen3.start_after_message("<think>a"), ReasoningStart::Inside);
     assert_eq!(
-        ReasoningFamily::DeepSeekR1.start_after_message("<think>a</think>b"),
+        ReasoningFamily::DEEPSEEK_R1.start_after_prompt("assistant"),
+        ReasoningStart::Inside
+    );
+    assert_eq!(ReasoningFamily::QWEN3.start_after_message("<think>a"), ReasoningStart::Inside);
+    assert_eq!(
+        ReasoningFamily::DEEPSEEK_R1.start_after_message("<think>a</think>b"),
         ReasoningStart::After
     );
 }

@@ -3,8 +3,11 @@
 
 mod valid_outputs;
 
-use super::output_parsers::{parser, parser_with, reasoning_families, run};
-use crate::{OutputPiece, OutputPieces, ReasoningParserOptions, ReasoningStart, ToolCallSyntax};
+use super::output_parsers::{parser, parser_with, run};
+use crate::{
+    OutputPiece, OutputPieces, ReasoningFamily, ReasoningParserOptions, ReasoningStart,
+    ToolCallSyntax,
+};
 use proptest::prelude::*;
 pub(super) use valid_outputs::valid_output;
 
@@ -137,9 +140,9 @@ proptest! {
     fn output_parsing_is_chunking_invariant(
         fragments in prop::collection::vec(0..OUTPUT_FRAGMENTS.len(), 0..40),
         cuts in prop::collection::vec(any::<prop::sample::Index>(), 0..20),
-        syntax in 0..ToolCallSyntax::ALL.len(),
+        syntax in prop::sample::select(ToolCallSyntax::all()),
         start in 0..4_usize,
-        family in prop::sample::select(reasoning_families()),
+        family in prop::sample::select(ReasoningFamily::all()),
         max_calls in 1..3_u32,
     ) {
         let text: String = fragments.into_iter().map(|i| OUTPUT_FRAGMENTS[i]).collect();
@@ -147,7 +150,6 @@ proptest! {
         let starts = [ReasoningStart::AtMarker, ReasoningStart::Inside, ReasoningStart::After].map(Some);
         let start = [&starts[..], &[None]].concat()[start];
         let reasoning = start.map(|start| ReasoningParserOptions { family, start });
-        let syntax = ToolCallSyntax::ALL[syntax];
         let whole = run(parser_with(syntax, reasoning, max_calls), [text.as_str()]);
         let mut cuts: Vec<usize> = cuts.into_iter().map(|cut| cut.index(text.len() + 1)).collect();
         cuts.extend([0, text.len()]);
@@ -272,8 +274,7 @@ pub(super) fn check_sources(syntax: ToolCallSyntax, output: &str) -> Result<(), 
 /// Syntaxes whose parser drops only the text of calls. In the harmony format, all markers are dropped; its
 /// tests are in `harmony`.
 pub(super) fn lossless_syntaxes() -> Vec<ToolCallSyntax> {
-    let all = ToolCallSyntax::ALL.iter().copied();
-    all.filter(|syntax| *syntax != ToolCallSyntax::Harmony).collect()
+    ToolCallSyntax::all().into_iter().filter(|syntax| !syntax.is_harmony()).collect()
 }
 
 proptest! {

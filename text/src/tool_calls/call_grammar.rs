@@ -4,14 +4,11 @@
 //! The schema of each tool is a separate grammar rule, so that `$ref` references are resolved within the
 //! schema.
 
-mod call_text;
+mod argument_schema;
 
-use super::named_lines::SEPARATOR;
-use super::pythonic::{self, CallBlockSyntax};
-use super::{ToolCallSyntax, ToolDefinition, mistral};
-use super::{delimited_grammar, harmony_grammar, python_grammar, tag_grammar};
-pub(super) use call_text::call_text;
-use call_text::{object_schema, with_python_whitespace};
+use super::{ToolCallSyntax, ToolDefinition, harmony_grammar};
+pub(super) use argument_schema::object_schema;
+use argument_schema::with_python_whitespace;
 use grammar::TEXT_BYTES_MAX;
 use grammar::lark_text::{ANY, literal, up_to, without};
 use serde_json::Value;
@@ -56,7 +53,7 @@ pub enum CallGrammarError {
 pub(super) type SpecialMarkerFn<'a> = &'a dyn Fn(&str) -> Option<String>;
 
 /// Writes the rules of a grammar.
-pub(super) struct CallGrammarWriter<'a> {
+pub(crate) struct CallGrammarWriter<'a> {
     special: SpecialMarkerFn<'a>,
     /// Markers of the syntax that may be special tokens.
     markers: Vec<&'static str>,
@@ -156,14 +153,22 @@ impl<'a> CallGrammarWriter<'a> {
 }
 
 /// Text of a model family's tool call syntax before, between and after the calls of an output.
-pub(super) struct CallDelimiters {
+#[derive(Debug, Default)]
+pub(crate) struct CallDelimiters {
     pub open: String,
     pub between: String,
     pub close: String,
 }
 
+impl CallDelimiters {
+    pub(super) fn new(open: &str, between: &str, close: &str) -> Self {
+        let [open, between, close] = [open, between, close].map(str::to_owned);
+        Self { open, between, close }
+    }
+}
+
 /// Text of one call before and after its arguments.
-pub(super) struct CallWrapperText {
+pub(crate) struct CallWrapperText {
     pub head: String,
     /// Text between `head` and the arguments, in Lark syntax.
     pub infix: String,
@@ -171,6 +176,15 @@ pub(super) struct CallWrapperText {
 }
 
 impl CallWrapperText {
+    pub(super) fn new(head: &str, tail: &str) -> Self {
+        Self { head: head.to_owned(), infix: String::new(), tail: tail.to_owned() }
+    }
+
+    /// Returns the text of a call of the function `name` that is a JSON object, with the arguments in the member `key`.
+    pub(super) fn json_object(name: &str, key: &str) -> Self {
+        Self::new(&format!("{{\"name\": \"{name}\", \"{key}\": "), "}")
+    }
+
     /// Returns the Lark expression of the text `open` and one call whose arguments match the rule named
     /// `arguments`. The prefix `read` of this text is omitted, because the grammar has already matched it.
     pub(super) fn written(
@@ -187,6 +201,11 @@ impl CallWrapperText {
     }
 }
 
+/// Returns the name of the rule of the arguments of tool `index`.
+pub(super) fn arguments_rule(index: usize) -> String {
+    format!("args_{index}")
+}
+
 /// Builds the grammar of one call of any of `tools`; with `multiple`, of one or more calls.
 ///
 /// Errors: this syntax cannot represent the arguments of a tool as its schema requires.
@@ -196,19 +215,20 @@ pub(super) fn lark_grammar<'a>(
     multiple: bool,
     special: SpecialMarkerFn<'_>,
 ) -> Result<String, CallGrammarError> {
-    let mut writer = CallGrammarWriter::new(syntax, special);
+    let (kind, mut writer) = (syntax.kind(), CallGrammarWriter::new(syntax, special));
     let mut names = Vec::new();
     for (index, tool) in tools.into_iter().enumerate() {
-        let arguments = format!("args_{index}");
-        add_arguments(syntax, index, tool, &mut writer)?;
-        let call = call_text(syntax, &tool.name, &writer).written("", "", &arguments, &writer);
+        kind.add_arguments(index, tool, &mut writer)?;
+        writer.check_length()?;
+        let text = kind.call_text(&tool.name, &writer);
+        let call = text.written("", "", &arguments_rule(index), &writer);
         names.push(format!("call_{index}"));
         writer.rule(&format!("call_{index}"), &call);
     }
     add_common_rules(syntax, &mut writer);
-    let CallDelimiters { open, between, close } = delimiters(syntax, &writer);
+    let CallDelimiters { open, between, close } = kind.delimiters(&writer);
     let [open, between, close] = [open, between, close].map(|text| writer.text(&text));
-    let more = if multiple && allows_several(syntax) {
+    let more = if multiple && kind.allows_several() {
         format!("({between} call)*")
     } else {
         String::new()
@@ -218,86 +238,9 @@ pub(super) fn lark_grammar<'a>(
     Ok(format!("start: {open} call {more} {close}\ncall: {calls}\n{rules}"))
 }
 
-/// Whether a grammar can allow several calls. Llama's syntax has no closing marker, so the parser could not
-/// separate several calls from the text that follows. In the harmony format, a call ends the output.
-pub(super) fn allows_several(syntax: ToolCallSyntax) -> bool {
-    !matches!(syntax, ToolCallSyntax::Llama3Json | ToolCallSyntax::Harmony)
-}
-
 /// Adds the rules that the calls of all tools refer to, if the syntax has any.
 pub(super) fn add_common_rules(syntax: ToolCallSyntax, writer: &mut CallGrammarWriter<'_>) {
-    if syntax == ToolCallSyntax::Harmony {
+    if syntax.is_harmony() {
         harmony_grammar::add_call_rules(writer);
     }
-}
-
-/// Returns the text before, between and after the calls of an output.
-pub(super) fn delimiters(syntax: ToolCallSyntax, writer: &CallGrammarWriter<'_>) -> CallDelimiters {
-    let delimiters = |open: &str, between: &str, close: &str| CallDelimiters {
-        open: open.to_owned(),
-        between: between.to_owned(),
-        close: close.to_owned(),
-    };
-    if let Some(tags) = syntax.tags() {
-        return match tags.wrapper.filter(|_| !tags.wraps_each_call) {
-            None => delimiters("", tags.line_break, ""),
-            Some(wrapper) => {
-                let (open, close) = (format!("{}\n", wrapper.open), format!("\n{}", wrapper.close));
-                delimiters(&open, "\n", &close)
-            }
-        };
-    }
-    if let Some(section) = syntax.section() {
-        return delimiters(section.section_open, section.between, section.section_close);
-    }
-    match syntax {
-        ToolCallSyntax::Mistral if writer.has_special(mistral::ARGS) => delimiters("", "", ""),
-        ToolCallSyntax::Mistral => delimiters("[TOOL_CALLS][", ", ", "]"),
-        ToolCallSyntax::Pythonic | ToolCallSyntax::Xlam => delimiters("[", ", ", "]"),
-        ToolCallSyntax::ToolCode => {
-            let CallBlockSyntax { open, close, .. } = pythonic::TOOL_CODE;
-            delimiters(&format!("{open}\n"), "\n", &format!("\n{close}"))
-        }
-        ToolCallSyntax::Olmo3 => {
-            let CallBlockSyntax { open, close, .. } = pythonic::FUNCTION_CALLS;
-            delimiters(open, "\n", close)
-        }
-        ToolCallSyntax::Granite if writer.has_special("<|tool_call|>") => {
-            delimiters("<|tool_call|>[", ", ", "]")
-        }
-        ToolCallSyntax::Granite => delimiters("<tool_call>[", ", ", "]"),
-        ToolCallSyntax::Phi4Mini if writer.has_special("<|tool_call|>") => {
-            delimiters("<|tool_call|>[", ", ", "]<|/tool_call|>")
-        }
-        ToolCallSyntax::Phi4Mini => delimiters("functools[", ", ", "]"),
-        ToolCallSyntax::Glm4 => delimiters("", SEPARATOR, ""),
-        ToolCallSyntax::Llama3Json
-        | ToolCallSyntax::Granite20b
-        | ToolCallSyntax::FunctionGemma
-        | ToolCallSyntax::Gemma4
-        | ToolCallSyntax::Harmony => delimiters("", "", ""),
-        _ => delimiters("", "\n", ""),
-    }
-}
-
-/// Adds the rule `args_N` for the arguments of tool N.
-pub(super) fn add_arguments(
-    syntax: ToolCallSyntax,
-    index: usize,
-    tool: &ToolDefinition,
-    writer: &mut CallGrammarWriter<'_>,
-) -> Result<(), CallGrammarError> {
-    let name = format!("args_{index}");
-    let body = if let Some(tags) = syntax.tags() {
-        tag_grammar::tagged_parameters(tags, index, tool, writer)?
-    } else if let Some(delimited) = syntax.delimited() {
-        delimited_grammar::delimited_arguments(delimited, index, tool, writer)?
-    } else if syntax.is_pythonic() {
-        python_grammar::python_arguments(index, tool, writer)?
-    } else {
-        writer.json_rule(&name, &object_schema(tool)?);
-        return writer.check_length();
-    };
-    writer.rule(&name, &body);
-    writer.check_length()
 }

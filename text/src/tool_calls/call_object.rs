@@ -4,6 +4,7 @@
 //! Once the name is known, the arguments are emitted while they are generated. Arguments that come before the
 //! name are held back until the name is known.
 
+use super::ToolDefinition;
 use super::call_emitter::ToolCallEmitter;
 use super::json_scanner::{JsonScanStatus, JsonScanner, is_space};
 use crate::output_pieces::OutputPieceWriter;
@@ -27,6 +28,11 @@ pub(crate) enum CallParseStatus {
 
 /// Names of the functions that may be called; `None` allows any function.
 pub(super) type AllowedFunctionNames = Option<Arc<[String]>>;
+
+/// Returns the names of `tools`, the tools of a request.
+pub(super) fn allowed_names(tools: &[ToolDefinition]) -> AllowedFunctionNames {
+    Some(tools.iter().map(|tool| tool.name.clone()).collect())
+}
 
 #[derive(Debug, Clone)]
 enum CallObjectState {

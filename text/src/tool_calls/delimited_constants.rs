@@ -1,10 +1,10 @@
-//! List and object constants in Gemma's syntax.
+//! List and object constants in the delimited syntax.
 
-use super::delimited_calls::GemmaCallSyntax;
+use super::delimited_calls::DelimitedCallSyntax;
 use serde_json::Value;
 
 /// Formats a value in the syntax that the model generates.
-pub(super) fn constant_text(syntax: &GemmaCallSyntax, value: &Value) -> String {
+pub(super) fn constant_text(syntax: &DelimitedCallSyntax, value: &Value) -> String {
     let delimiter = syntax.delimiter;
     match value {
         Value::String(text) => format!("{delimiter}{text}{delimiter}"),
@@ -23,13 +23,13 @@ pub(super) fn constant_text(syntax: &GemmaCallSyntax, value: &Value) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::super::delimited_calls::FUNCTION_GEMMA;
     use super::*;
     use serde_json::json;
 
     #[test]
     fn constants_are_written_without_quotes() {
         let value = json!({"k": ["x", 1, {"l": null}]});
-        assert_eq!(constant_text(&FUNCTION_GEMMA, &value), "{k:[<escape>x<escape>,1,{l:null}]}");
+        let syntax = DelimitedCallSyntax { open: "(", close: ")", delimiter: "<escape>" };
+        assert_eq!(constant_text(&syntax, &value), "{k:[<escape>x<escape>,1,{l:null}]}");
     }
 }

@@ -1,11 +1,11 @@
-//! Grammar of the arguments of a call in Gemma's syntax. The syntax is not JSON, so each subschema of the
+//! Grammar of the arguments of a call in the delimited syntax. The syntax is not JSON, so each subschema of the
 //! tool's schema becomes a separate rule.
 
 mod lists;
 
 use super::call_grammar::{CallGrammarError, CallGrammarWriter};
 use super::call_parameters::{CallParameters, SchemaBudget, call_variants_of};
-use super::delimited_calls::GemmaCallSyntax;
+use super::delimited_calls::DelimitedCallSyntax;
 use super::delimited_constants::constant_text;
 use super::schema_refs::{extracted, target};
 use super::schema_types::JsonTypeSet;
@@ -40,20 +40,20 @@ const COMPOUND_KEYWORDS: &[&str] = &[
 ///
 /// Errors: this syntax cannot represent the arguments of the tool as its schema requires.
 pub(super) fn delimited_arguments(
-    syntax: &'static GemmaCallSyntax,
+    syntax: &'static DelimitedCallSyntax,
     index: usize,
     tool: &ToolDefinition,
     writer: &mut CallGrammarWriter<'_>,
 ) -> Result<String, CallGrammarError> {
     let (names, budget) = (HashMap::new(), SchemaBudget::new());
     let mut schemas =
-        GemmaSchemaConverter { syntax, index, tool, writer, names, chains: 0, budget };
+        DelimitedSchemaConverter { syntax, index, tool, writer, names, chains: 0, budget };
     schemas.object(&tool.parameters)
 }
 
 /// Builds the right-hand side of a rule that accepts any arguments.
 pub(super) fn any_object(
-    syntax: &'static GemmaCallSyntax,
+    syntax: &'static DelimitedCallSyntax,
     writer: &mut CallGrammarWriter<'_>,
 ) -> String {
     let text = text_terminal("ANY_TEXT", &without(&[syntax.delimiter.to_owned()]), syntax, writer);
@@ -70,7 +70,7 @@ pub(super) fn any_object(
 fn text_terminal(
     name: &str,
     language: &str,
-    syntax: &GemmaCallSyntax,
+    syntax: &DelimitedCallSyntax,
     writer: &mut CallGrammarWriter<'_>,
 ) -> String {
     let end = writer.split(syntax.delimiter);
@@ -78,9 +78,9 @@ fn text_terminal(
     format!("{} {name} {}", writer.text(syntax.delimiter), end.rest)
 }
 
-/// Converts the schema of one tool, with its subschemas, to grammar rules in Gemma's syntax.
-struct GemmaSchemaConverter<'a, 'b> {
-    syntax: &'static GemmaCallSyntax,
+/// Converts the schema of one tool, with its subschemas, to grammar rules in the delimited syntax.
+struct DelimitedSchemaConverter<'a, 'b> {
+    syntax: &'static DelimitedCallSyntax,
     index: usize,
     tool: &'a ToolDefinition,
     writer: &'a mut CallGrammarWriter<'b>,
@@ -92,7 +92,7 @@ struct GemmaSchemaConverter<'a, 'b> {
     budget: SchemaBudget,
 }
 
-impl GemmaSchemaConverter<'_, '_> {
+impl DelimitedSchemaConverter<'_, '_> {
     fn unsupported(&self, keyword: &'static str) -> CallGrammarError {
         CallGrammarError::UnsupportedKeyword { tool: self.tool.name.clone(), keyword }
     }

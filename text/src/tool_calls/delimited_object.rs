@@ -1,4 +1,4 @@
-//! Translates an object in Gemma's syntax to JSON character by character: `{key:value,…}` with unquoted keys,
+//! Translates an object in the delimited syntax to JSON character by character: `{key:value,…}` with unquoted keys,
 //! strings between two delimiters, numbers, `true`, `false`, `null`, objects and lists. Any other value is
 //! translated to a string.
 
@@ -14,7 +14,7 @@ const WORD_MAX: usize = 512;
 
 /// State of an object after the next character.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum GemmaScanStatus {
+pub(super) enum DelimitedScanStatus {
     /// The object continues.
     Continues,
     /// The object is complete with this character.
@@ -24,7 +24,7 @@ pub(super) enum GemmaScanStatus {
 }
 
 #[derive(Debug, Clone)]
-enum GemmaObjectState {
+enum DelimitedObjectState {
     /// Inside a key or before it.
     Key {
         text: String,
@@ -49,82 +49,85 @@ struct OpenContainer {
     has_members: bool,
 }
 
-/// Parser of one object in Gemma's syntax, which it translates to JSON.
+/// Parser of one object in the delimited syntax, which it translates to JSON.
 #[derive(Debug, Clone)]
-pub(super) struct GemmaObjectParser {
+pub(super) struct DelimitedObjectParser {
     delimiter: &'static str,
     scanner: MarkerScanner,
-    state: GemmaObjectState,
+    state: DelimitedObjectState,
     /// Open containers, outermost first.
     open: Vec<OpenContainer>,
 }
 
-impl GemmaObjectParser {
+impl DelimitedObjectParser {
     /// Creates a parser for an object, starting after its `{`; the string `delimiter` encloses strings.
     pub(super) fn new(delimiter: &'static str, out: &mut dyn FnMut(&str)) -> Self {
         let (scanner, open) = (MarkerScanner::default(), Vec::new());
-        let state = GemmaObjectState::Next;
+        let state = DelimitedObjectState::Next;
         let mut parser = Self { delimiter, scanner, state, open };
         parser.enter(true, out);
         parser
     }
 
     /// Processes the next character and passes the JSON text to `out`.
-    pub(super) fn push(&mut self, c: char, out: &mut dyn FnMut(&str)) -> GemmaScanStatus {
+    pub(super) fn push(&mut self, c: char, out: &mut dyn FnMut(&str)) -> DelimitedScanStatus {
         let mut released = String::new();
         let found = self.scanner.push(c, &[self.delimiter], |c| released.push(c));
         for c in released.chars() {
             let status = self.plain(c, out);
-            if status != GemmaScanStatus::Continues {
+            if status != DelimitedScanStatus::Continues {
                 return status;
             }
         }
-        if found.is_some() { self.delimiter(out) } else { GemmaScanStatus::Continues }
+        if found.is_some() { self.delimiter(out) } else { DelimitedScanStatus::Continues }
     }
 
     /// Processes a delimiter.
-    fn delimiter(&mut self, out: &mut dyn FnMut(&str)) -> GemmaScanStatus {
+    fn delimiter(&mut self, out: &mut dyn FnMut(&str)) -> DelimitedScanStatus {
         match &mut self.state {
-            GemmaObjectState::Text => {
+            DelimitedObjectState::Text => {
                 out("\"");
-                self.go(GemmaObjectState::Next)
+                self.go(DelimitedObjectState::Next)
             }
-            GemmaObjectState::Value { .. } => {
+            DelimitedObjectState::Value { .. } => {
                 self.member(out);
                 out("\"");
-                self.go(GemmaObjectState::Text)
+                self.go(DelimitedObjectState::Text)
             }
-            GemmaObjectState::Key { text, is_delimited } if *is_delimited || text.is_empty() => {
+            DelimitedObjectState::Key { text, is_delimited }
+                if *is_delimited || text.is_empty() =>
+            {
                 *is_delimited = !*is_delimited;
-                GemmaScanStatus::Continues
+                DelimitedScanStatus::Continues
             }
-            _ => GemmaScanStatus::Invalid,
+            _ => DelimitedScanStatus::Invalid,
         }
     }
 
     /// Processes a character that is not part of a delimiter.
-    fn plain(&mut self, c: char, out: &mut dyn FnMut(&str)) -> GemmaScanStatus {
+    fn plain(&mut self, c: char, out: &mut dyn FnMut(&str)) -> DelimitedScanStatus {
         match &mut self.state {
-            GemmaObjectState::Text => escape(c, out),
-            GemmaObjectState::Key { .. } => return self.key(c, out),
-            GemmaObjectState::Value { .. } | GemmaObjectState::Next if c.is_ascii_whitespace() => {}
-            GemmaObjectState::Value { may_close } => {
+            DelimitedObjectState::Text => escape(c, out),
+            DelimitedObjectState::Key { .. } => return self.key(c, out),
+            DelimitedObjectState::Value { .. } | DelimitedObjectState::Next
+                if c.is_ascii_whitespace() => {}
+            DelimitedObjectState::Value { may_close } => {
                 let may_close = *may_close;
                 return self.begin_value(c, may_close, out);
             }
-            GemmaObjectState::Word(word) if matches!(c, ',' | '}' | ']') => {
+            DelimitedObjectState::Word(word) if matches!(c, ',' | '}' | ']') => {
                 out(&word_json(word));
                 return self.next(c, out);
             }
-            GemmaObjectState::Word(word) => {
+            DelimitedObjectState::Word(word) => {
                 word.push(c);
                 if word.len() > WORD_MAX {
-                    return GemmaScanStatus::Invalid;
+                    return DelimitedScanStatus::Invalid;
                 }
             }
-            GemmaObjectState::Next => return self.next(c, out),
+            DelimitedObjectState::Next => return self.next(c, out),
         }
-        GemmaScanStatus::Continues
+        DelimitedScanStatus::Continues
     }
 
     /// Processes the first character of a value that is not a string, or the bracket that ends the list
@@ -134,25 +137,25 @@ impl GemmaObjectParser {
         c: char,
         may_close: bool,
         out: &mut dyn FnMut(&str),
-    ) -> GemmaScanStatus {
+    ) -> DelimitedScanStatus {
         match c {
             '{' | '[' => {
                 self.member(out);
                 self.enter(c == '{', out)
             }
             ']' if may_close => self.leave(c, out),
-            ',' | '}' | ']' | ':' => GemmaScanStatus::Invalid,
+            ',' | '}' | ']' | ':' => DelimitedScanStatus::Invalid,
             _ => {
                 self.member(out);
-                self.go(GemmaObjectState::Word(String::from(c)))
+                self.go(DelimitedObjectState::Word(String::from(c)))
             }
         }
     }
 
     /// Processes a character of a key.
-    fn key(&mut self, c: char, out: &mut dyn FnMut(&str)) -> GemmaScanStatus {
-        let GemmaObjectState::Key { text, is_delimited } = &mut self.state else {
-            return GemmaScanStatus::Invalid;
+    fn key(&mut self, c: char, out: &mut dyn FnMut(&str)) -> DelimitedScanStatus {
+        let DelimitedObjectState::Key { text, is_delimited } = &mut self.state else {
+            return DelimitedScanStatus::Invalid;
         };
         match c {
             _ if *is_delimited => text.push(c),
@@ -167,15 +170,15 @@ impl GemmaObjectParser {
                 out(if has_members { ", " } else { "" });
                 out(&key);
                 out(": ");
-                return self.go(GemmaObjectState::Value { may_close: false });
+                return self.go(DelimitedObjectState::Value { may_close: false });
             }
-            '{' | '}' | '[' | ']' | ',' | '\n' => return GemmaScanStatus::Invalid,
+            '{' | '}' | '[' | ']' | ',' | '\n' => return DelimitedScanStatus::Invalid,
             c => text.push(c),
         }
         if text.len() > NAME_MAX {
-            return GemmaScanStatus::Invalid;
+            return DelimitedScanStatus::Invalid;
         }
-        GemmaScanStatus::Continues
+        DelimitedScanStatus::Continues
     }
 
     /// Begins a list item by writing its comma if needed; object members begin with their keys instead.
@@ -187,9 +190,9 @@ impl GemmaObjectParser {
         }
     }
 
-    fn enter(&mut self, is_object: bool, out: &mut dyn FnMut(&str)) -> GemmaScanStatus {
+    fn enter(&mut self, is_object: bool, out: &mut dyn FnMut(&str)) -> DelimitedScanStatus {
         if self.open.len() == DEPTH_MAX {
-            return GemmaScanStatus::Invalid;
+            return DelimitedScanStatus::Invalid;
         }
         out(if is_object { "{" } else { "[" });
         self.open.push(OpenContainer { is_object, has_members: false });
@@ -197,39 +200,39 @@ impl GemmaObjectParser {
     }
 
     /// Processes the character after a value.
-    fn next(&mut self, c: char, out: &mut dyn FnMut(&str)) -> GemmaScanStatus {
+    fn next(&mut self, c: char, out: &mut dyn FnMut(&str)) -> DelimitedScanStatus {
         let is_object = self.open.last().is_some_and(|open| open.is_object);
         match c {
             ',' => self.go(first_state(is_object)),
             '}' | ']' => self.leave(c, out),
-            _ => GemmaScanStatus::Invalid,
+            _ => DelimitedScanStatus::Invalid,
         }
     }
 
     /// Ends the innermost list or object with the bracket `c`.
-    fn leave(&mut self, c: char, out: &mut dyn FnMut(&str)) -> GemmaScanStatus {
+    fn leave(&mut self, c: char, out: &mut dyn FnMut(&str)) -> DelimitedScanStatus {
         match self.open.pop() {
             Some(open) if open.is_object == (c == '}') => out(c.encode_utf8(&mut [0; 4])),
-            _ => return GemmaScanStatus::Invalid,
+            _ => return DelimitedScanStatus::Invalid,
         }
         if self.open.is_empty() {
-            return GemmaScanStatus::Done;
+            return DelimitedScanStatus::Done;
         }
-        self.go(GemmaObjectState::Next)
+        self.go(DelimitedObjectState::Next)
     }
 
-    fn go(&mut self, state: GemmaObjectState) -> GemmaScanStatus {
+    fn go(&mut self, state: DelimitedObjectState) -> DelimitedScanStatus {
         self.state = state;
-        GemmaScanStatus::Continues
+        DelimitedScanStatus::Continues
     }
 }
 
 /// Returns the state at the start of a list or an object, which is also the state after a comma.
-fn first_state(is_object: bool) -> GemmaObjectState {
+fn first_state(is_object: bool) -> DelimitedObjectState {
     if is_object {
-        GemmaObjectState::Key { text: String::new(), is_delimited: false }
+        DelimitedObjectState::Key { text: String::new(), is_delimited: false }
     } else {
-        GemmaObjectState::Value { may_close: true }
+        DelimitedObjectState::Value { may_close: true }
     }
 }
 
@@ -254,11 +257,11 @@ mod tests {
         let mut out = String::new();
         let mut chars = text.chars();
         assert_eq!(chars.next(), Some('{'));
-        let mut parser = GemmaObjectParser::new("<escape>", &mut |part| out.push_str(part));
+        let mut parser = DelimitedObjectParser::new("<escape>", &mut |part| out.push_str(part));
         for c in chars.by_ref() {
             match parser.push(c, &mut |part| out.push_str(part)) {
-                GemmaScanStatus::Continues => {}
-                GemmaScanStatus::Done if chars.next().is_none() => {
+                DelimitedScanStatus::Continues => {}
+                DelimitedScanStatus::Done if chars.next().is_none() => {
                     return Some(
                         serde_json::from_str(&out).unwrap_or_else(|e| panic!("{e} {out}")),
                     );

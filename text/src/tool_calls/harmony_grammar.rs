@@ -4,9 +4,11 @@
 //! An output has at most one reasoning message, at most one preamble, and one answer or one call: after a
 //! call, the model waits for the result.
 
-use super::ToolCallSyntax;
 use super::call_grammar::{CallGrammarWriter, CallWrapperText};
-use super::syntax_names::special_token;
+use super::free_grammar::ToolCallStarts;
+use super::syntax_kind::{CallParser, SyntaxKind};
+use super::tool_call_syntax::special_token;
+use super::{ToolCallParserOptions, ToolCallSyntax, ToolDefinition};
 use crate::harmony::{ASSISTANT, END, FUNCTIONS, MARKERS};
 use crate::reasoning::ReasoningStart;
 use crate::tokenizer::Tokenizer;
@@ -17,6 +19,45 @@ use grammar::lark_text::without;
 const JSON_FORMAT: &str = "json_format";
 /// Rule of the channel of a call.
 const CALL_CHANNEL: &str = "call_channel";
+
+/// Calls that are messages of the harmony format.
+#[derive(Debug)]
+pub(crate) struct HarmonyCallSyntax;
+
+impl SyntaxKind for HarmonyCallSyntax {
+    fn parser(&'static self, _options: ToolCallParserOptions<'_>) -> Option<Box<dyn CallParser>> {
+        None
+    }
+
+    fn special_markers(&self) -> Vec<&'static str> {
+        MARKERS.to_vec()
+    }
+
+    fn is_harmony(&self) -> bool {
+        true
+    }
+
+    /// A call ends the output.
+    fn allows_several(&self) -> bool {
+        false
+    }
+
+    /// The recipient comes before or after the channel.
+    fn call_text(&self, name: &str, writer: &CallGrammarWriter<'_>) -> CallWrapperText {
+        let recipient = writer.text(&format!(" to={FUNCTIONS}{name}"));
+        let infix =
+            format!("({CALL_CHANNEL} {recipient} | {recipient} {CALL_CHANNEL}) {JSON_FORMAT}");
+        CallWrapperText { head: String::new(), infix, tail: String::new() }
+    }
+
+    fn starts(
+        &self,
+        _tools: &[&ToolDefinition],
+        _writer: &CallGrammarWriter<'_>,
+    ) -> Option<ToolCallStarts> {
+        None
+    }
+}
 
 /// Part of an output in the harmony format to which a constraint applies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -36,7 +77,7 @@ pub fn harmony_preamble(
     tokenizer: &Tokenizer,
 ) -> Option<UnconstrainedPreamble> {
     let special = |marker: &str| special_token(marker, tokenizer);
-    let mut writer = CallGrammarWriter::new(ToolCallSyntax::Harmony, &special);
+    let mut writer = CallGrammarWriter::new(ToolCallSyntax::HARMONY, &special);
     let end = writer.text_up_to("REASONING", END, &other_markers());
     let rest = format!("{end} {}", writer.text(ASSISTANT));
     let reasoning = match start {
@@ -67,14 +108,6 @@ pub(super) fn add_call_rules(writer: &mut CallGrammarWriter<'_>) {
     writer.rule(JSON_FORMAT, &format!("{constrained} | {json}"));
     let channel = writer.text("<|channel|>commentary");
     writer.rule(CALL_CHANNEL, &channel);
-}
-
-/// Returns the text around the arguments in a call of the function `name`. The recipient comes before or
-/// after the channel.
-pub(super) fn call_header(name: &str, writer: &CallGrammarWriter<'_>) -> CallWrapperText {
-    let recipient = writer.text(&format!(" to={FUNCTIONS}{name}"));
-    let infix = format!("({CALL_CHANNEL} {recipient} | {recipient} {CALL_CHANNEL}) {JSON_FORMAT}");
-    CallWrapperText { head: String::new(), infix, tail: String::new() }
 }
 
 /// Adds the rules of free messages, and returns the right-hand side of the rule `start`: an optional

@@ -1,48 +1,84 @@
-//! Tool calls as a JSON array of call objects: Granite, Phi-4-mini and xLAM. The array follows a marker, or
-//! is at the beginning of the output.
-//!
-//! Sources: the chat templates of ibm-granite/granite-3.1-8b-instruct, microsoft/Phi-4-mini-instruct and
-//! Salesforce/Llama-xLAM-2-8b-fc-r.
+//! Tool calls as a JSON array of call objects. The array follows a marker, or is at the beginning of the output.
 
+use super::ToolCallParserOptions;
 use super::call_emitter::ToolCallEmitter;
+use super::call_grammar::{CallDelimiters, CallGrammarWriter, CallWrapperText};
 use super::call_list::CallListParser;
-use super::call_object::{AllowedFunctionNames, CallParseStatus};
-use super::hermes;
+use super::call_object::{AllowedFunctionNames, CallParseStatus, allowed_names};
+use super::free_grammar::{CallOpening, OBJECT_START, ToolCallStarts};
 use super::json_scanner::is_space;
 use super::marked_text::ContentMarkerScanner;
+use super::syntax_kind::{CallParser, SyntaxKind};
+use super::tool_definition::ToolDefinition;
 use crate::output_pieces::OutputPieceWriter;
 
 /// Markers around the array of calls of one model family. If `allows_bare`, an array at the beginning of an
 /// output needs no marker, but all its function names must be tools of the request.
 #[derive(Debug)]
-pub(super) struct JsonListSyntax {
+pub(crate) struct JsonListSyntax {
     pub openers: &'static [&'static str],
     pub closers: &'static [&'static str],
     pub allows_bare: bool,
     /// Optional word between the opening marker and the list, such as `json`; empty = none.
     pub label: &'static str,
+    /// Markers of the lists that grammars allow; empty = the lists have no marker.
+    pub written: &'static [ListMarkers],
+    /// Texts that may be special tokens of a tokenizer.
+    pub special: &'static [&'static str],
 }
 
-pub(super) static GRANITE: JsonListSyntax = JsonListSyntax {
-    openers: &["<|tool_call|>", hermes::OPEN],
-    closers: &[hermes::CLOSE],
-    allows_bare: true,
-    label: "",
-};
+/// Markers around a list of calls.
+#[derive(Debug)]
+pub(crate) struct ListMarkers {
+    pub open: &'static str,
+    /// Marker after the list; empty = none.
+    pub close: &'static str,
+    /// Whether a forced list has these markers if `open` is a special token, and other markers if it is plain text.
+    pub is_token: bool,
+}
 
-pub(super) static PHI4_MINI: JsonListSyntax = JsonListSyntax {
-    openers: &["functools", "<|tool_call|>"],
-    closers: &["<|/tool_call|>"],
-    allows_bare: false,
-    label: "",
-};
+impl ListMarkers {
+    fn delimiters(&self) -> CallDelimiters {
+        CallDelimiters::new(&format!("{}[", self.open), ", ", &format!("]{}", self.close))
+    }
+}
 
-pub(super) static XLAM: JsonListSyntax = JsonListSyntax {
-    openers: &["```", hermes::OPEN],
-    closers: &["```", hermes::CLOSE],
-    allows_bare: true,
-    label: "json",
-};
+impl SyntaxKind for JsonListSyntax {
+    fn parser(&'static self, options: ToolCallParserOptions<'_>) -> Option<Box<dyn CallParser>> {
+        Some(Box::new(JsonListToolParser::new(self, allowed_names(options.tools))))
+    }
+
+    fn special_markers(&self) -> Vec<&'static str> {
+        self.special.to_vec()
+    }
+
+    fn delimiters(&self, writer: &CallGrammarWriter<'_>) -> CallDelimiters {
+        let is_token = |one: &&ListMarkers| one.is_token && writer.has_special(one.open);
+        let token = self.written.iter().find(is_token);
+        let markers = token.or_else(|| self.written.iter().find(|one| !one.is_token));
+        markers.map_or_else(|| CallDelimiters::new("[", ", ", "]"), ListMarkers::delimiters)
+    }
+
+    fn call_text(&self, name: &str, _writer: &CallGrammarWriter<'_>) -> CallWrapperText {
+        CallWrapperText::json_object(name, "arguments")
+    }
+
+    fn starts(
+        &self,
+        _tools: &[&ToolDefinition],
+        writer: &CallGrammarWriter<'_>,
+    ) -> Option<ToolCallStarts> {
+        let bare_start = format!("\\[\\s*{OBJECT_START}");
+        if self.written.is_empty() {
+            let delimiters = self.delimiters(writer);
+            return Some(ToolCallStarts::at_start(bare_start, self.openers, delimiters));
+        }
+        let opening = |one: &ListMarkers| CallOpening::list(one.open, one.delimiters());
+        let openings = self.written.iter().map(opening).collect();
+        let bare_starts = if self.allows_bare { vec![bare_start] } else { Vec::new() };
+        Some(ToolCallStarts { bare_starts, ..ToolCallStarts::marked(openings) })
+    }
+}
 
 #[derive(Debug, Clone)]
 enum JsonListParserState {
@@ -79,13 +115,10 @@ impl JsonListToolParser {
             state: JsonListParserState::Start,
         }
     }
+}
 
-    pub(super) fn push(
-        &mut self,
-        c: char,
-        emitter: &mut ToolCallEmitter,
-        out: &mut OutputPieceWriter<'_>,
-    ) {
+impl CallParser for JsonListToolParser {
+    fn push(&mut self, c: char, emitter: &mut ToolCallEmitter, out: &mut OutputPieceWriter<'_>) {
         let step = match &mut self.state {
             JsonListParserState::Start | JsonListParserState::Text => {
                 return self.text(c, emitter, out);
@@ -109,11 +142,7 @@ impl JsonListToolParser {
         }
     }
 
-    pub(super) fn finish(
-        &mut self,
-        emitter: &mut ToolCallEmitter,
-        out: &mut OutputPieceWriter<'_>,
-    ) {
+    fn finish(&mut self, emitter: &mut ToolCallEmitter, out: &mut OutputPieceWriter<'_>) {
         match &self.state {
             JsonListParserState::Start | JsonListParserState::Text => {
                 self.text.finish(emitter, out);
@@ -123,6 +152,12 @@ impl JsonListToolParser {
         }
     }
 
+    fn boxed_clone(&self) -> Box<dyn CallParser> {
+        Box::new(self.clone())
+    }
+}
+
+impl JsonListToolParser {
     fn text(&mut self, c: char, emitter: &mut ToolCallEmitter, out: &mut OutputPieceWriter<'_>) {
         if matches!(self.state, JsonListParserState::Start) && self.text.scanner.is_empty() {
             if c == '[' && self.syntax.allows_bare {

@@ -1,25 +1,26 @@
-//! Tool calls between markers, with the function name before the JSON of the arguments: DeepSeek V3, R1, V3.1
-//! and Kimi K2. DeepSeek V3 and R1 write a type, a function name and JSON in a code fence; V3.1 writes a
-//! function name and JSON; Kimi K2 writes `functions.NAME:INDEX` and JSON.
-//!
-//! Sources: the chat templates of deepseek-ai/DeepSeek-V3-0324, deepseek-ai/DeepSeek-V3.1 and
-//! moonshotai/Kimi-K2-Instruct.
+//! Tool calls between markers, with the function name before the JSON of the arguments. The text before the JSON is a
+//! function name; a type, a function name and the start of a code fence; or `functions.NAME:INDEX`.
 
+use super::ToolCallParserOptions;
 use super::call_emitter::ToolCallEmitter;
+use super::call_grammar::{CallDelimiters, CallGrammarWriter, CallWrapperText};
 use super::call_object::{CallArgumentsParser, CallParseStatus};
+use super::free_grammar::{CallOpening, ToolCallStarts};
 use super::json_scanner::is_space;
 use super::marked_text::ContentMarkerScanner;
+use super::syntax_kind::{CallParser, SyntaxKind};
+use super::tool_definition::ToolDefinition;
 use crate::output_pieces::OutputPieceWriter;
 
 /// Text that opens the arguments of a fenced call.
-pub(super) const FENCE: &str = "```json";
+const FENCE: &str = "```json";
 const FENCE_END: &str = "```";
 /// Maximum number of bytes between the opening marker of a call and its arguments.
 const HEAD_MAX: usize = 512;
 
 /// Format of the text between the opening marker of a call and the separator.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum CallHeaderFormat {
+pub(crate) enum CallHeaderFormat {
     /// The text is the function name.
     Name,
     /// The text is the call type; the function name is between the separator and a code fence.
@@ -28,9 +29,9 @@ pub(super) enum CallHeaderFormat {
     Index,
 }
 
-/// Markers of the call syntax of one DeepSeek or Kimi model family.
+/// Markers of the call syntax of one model family.
 #[derive(Debug)]
-pub(super) struct DeepSeekKimiSyntax {
+pub(crate) struct JsonSectionSyntax {
     /// Marker before all calls, which models may omit.
     pub section_open: &'static str,
     pub section_close: &'static str,
@@ -43,7 +44,7 @@ pub(super) struct DeepSeekKimiSyntax {
     pub between: &'static str,
 }
 
-impl DeepSeekKimiSyntax {
+impl JsonSectionSyntax {
     /// Returns the markers that are recognised outside of calls. The last one, the end of a code fence, is a
     /// marker only after a fenced call.
     fn content_markers(&self) -> [&'static str; 5] {
@@ -51,31 +52,54 @@ impl DeepSeekKimiSyntax {
     }
 }
 
-pub(super) static DEEPSEEK_V3: DeepSeekKimiSyntax = DeepSeekKimiSyntax {
-    section_open: "<｜tool▁calls▁begin｜>",
-    section_close: "<｜tool▁calls▁end｜>",
-    call_open: "<｜tool▁call▁begin｜>",
-    call_close: "<｜tool▁call▁end｜>",
-    separator: "<｜tool▁sep｜>",
-    head: CallHeaderFormat::Type,
-    between: "\n",
-};
+impl SyntaxKind for JsonSectionSyntax {
+    fn parser(&'static self, _options: ToolCallParserOptions<'_>) -> Option<Box<dyn CallParser>> {
+        Some(Box::new(JsonSectionToolParser::new(self)))
+    }
 
-pub(super) static DEEPSEEK_V31: DeepSeekKimiSyntax =
-    DeepSeekKimiSyntax { head: CallHeaderFormat::Name, between: "", ..DEEPSEEK_V3 };
+    fn special_markers(&self) -> Vec<&'static str> {
+        let Self { section_open, section_close, call_open, call_close, separator, .. } = *self;
+        vec![section_open, section_close, call_open, call_close, separator]
+    }
 
-pub(super) static KIMI_K2: DeepSeekKimiSyntax = DeepSeekKimiSyntax {
-    section_open: "<|tool_calls_section_begin|>",
-    section_close: "<|tool_calls_section_end|>",
-    call_open: "<|tool_call_begin|>",
-    call_close: "<|tool_call_end|>",
-    separator: "<|tool_call_argument_begin|>",
-    head: CallHeaderFormat::Index,
-    between: "",
-};
+    fn opening_marker(&self) -> Option<&'static str> {
+        Some(self.section_open)
+    }
+
+    fn delimiters(&self, _writer: &CallGrammarWriter<'_>) -> CallDelimiters {
+        CallDelimiters::new(self.section_open, self.between, self.section_close)
+    }
+
+    fn call_text(&self, name: &str, writer: &CallGrammarWriter<'_>) -> CallWrapperText {
+        let Self { call_open: open, separator, call_close: close, .. } = *self;
+        match self.head {
+            CallHeaderFormat::Name => {
+                CallWrapperText::new(&format!("{open}{name}{separator}"), close)
+            }
+            CallHeaderFormat::Type => CallWrapperText::new(
+                &format!("{open}function{separator}{name}\n{FENCE}\n"),
+                &format!("\n{FENCE_END}{close}"),
+            ),
+            CallHeaderFormat::Index => {
+                let infix = format!("/[0-9]{{1,3}}/ {}", writer.text(separator));
+                let text = CallWrapperText::new(&format!("{open}functions.{name}:"), close);
+                CallWrapperText { infix, ..text }
+            }
+        }
+    }
+
+    fn starts(
+        &self,
+        _tools: &[&ToolDefinition],
+        writer: &CallGrammarWriter<'_>,
+    ) -> Option<ToolCallStarts> {
+        let section = CallOpening::list(self.section_open, self.delimiters(writer));
+        Some(ToolCallStarts::marked(vec![section, CallOpening::bare(self.call_open)]))
+    }
+}
 
 #[derive(Debug, Clone, Default)]
-enum DeepSeekKimiParserState {
+enum JsonSectionParserState {
     #[default]
     Text,
     /// Text before the separator.
@@ -85,56 +109,49 @@ enum DeepSeekKimiParserState {
     Arguments(CallArgumentsParser),
 }
 
-/// Parser of tool calls in the syntax of DeepSeek or Kimi: a function name before the JSON of the
+/// Parser of tool calls with a function name before the JSON of the
 /// arguments.
 #[derive(Debug, Clone)]
-pub(super) struct DeepSeekKimiToolParser {
-    syntax: &'static DeepSeekKimiSyntax,
+pub(super) struct JsonSectionToolParser {
+    syntax: &'static JsonSectionSyntax,
     text: ContentMarkerScanner,
-    state: DeepSeekKimiParserState,
+    state: JsonSectionParserState,
     /// Number of closing markers after the last call that have been read or skipped. They occur in this
     /// order: the end of the code fence, of the call and of the section.
     closed: usize,
 }
 
-impl DeepSeekKimiToolParser {
-    pub(super) fn new(syntax: &'static DeepSeekKimiSyntax) -> Self {
+impl JsonSectionToolParser {
+    pub(super) fn new(syntax: &'static JsonSectionSyntax) -> Self {
         Self {
             syntax,
             text: ContentMarkerScanner::default(),
-            state: DeepSeekKimiParserState::Text,
+            state: JsonSectionParserState::Text,
             closed: 0,
         }
     }
+}
 
-    pub(super) fn push(
-        &mut self,
-        c: char,
-        emitter: &mut ToolCallEmitter,
-        out: &mut OutputPieceWriter<'_>,
-    ) {
+impl CallParser for JsonSectionToolParser {
+    fn push(&mut self, c: char, emitter: &mut ToolCallEmitter, out: &mut OutputPieceWriter<'_>) {
         let step = match &mut self.state {
-            DeepSeekKimiParserState::Text => return self.text(c, emitter, out),
-            DeepSeekKimiParserState::Head(_) | DeepSeekKimiParserState::Name(_) => {
+            JsonSectionParserState::Text => return self.text(c, emitter, out),
+            JsonSectionParserState::Head(_) | JsonSectionParserState::Name(_) => {
                 self.head(c, emitter, out)
             }
-            DeepSeekKimiParserState::Arguments(arguments) => arguments.push(c, emitter, out),
+            JsonSectionParserState::Arguments(arguments) => arguments.push(c, emitter, out),
         };
         if step == CallParseStatus::Done {
-            (self.state, self.closed) = (DeepSeekKimiParserState::Text, 0);
+            (self.state, self.closed) = (JsonSectionParserState::Text, 0);
         }
         if !self.text.apply_step(c, step, emitter, out) {
-            self.state = DeepSeekKimiParserState::Text;
+            self.state = JsonSectionParserState::Text;
             self.text(c, emitter, out);
         }
     }
 
-    pub(super) fn finish(
-        &mut self,
-        emitter: &mut ToolCallEmitter,
-        out: &mut OutputPieceWriter<'_>,
-    ) {
-        if matches!(self.state, DeepSeekKimiParserState::Text) {
+    fn finish(&mut self, emitter: &mut ToolCallEmitter, out: &mut OutputPieceWriter<'_>) {
+        if matches!(self.state, JsonSectionParserState::Text) {
             // An opening marker that is not followed by a call is content.
             self.text.unparsed.release(emitter, out);
             self.text.finish(emitter, out);
@@ -143,6 +160,12 @@ impl DeepSeekKimiToolParser {
         }
     }
 
+    fn boxed_clone(&self) -> Box<dyn CallParser> {
+        Box::new(self.clone())
+    }
+}
+
+impl JsonSectionToolParser {
     fn text(&mut self, c: char, emitter: &mut ToolCallEmitter, out: &mut OutputPieceWriter<'_>) {
         let syntax = self.syntax;
         let markers = syntax.content_markers();
@@ -159,7 +182,7 @@ impl DeepSeekKimiToolParser {
         match found {
             Some(0) => {
                 self.text.unparsed.open(syntax.call_open, emitter, out);
-                self.state = DeepSeekKimiParserState::Head(String::new());
+                self.state = JsonSectionParserState::Head(String::new());
             }
             Some(1) => self.text.unparsed.open(syntax.section_open, emitter, out),
             Some(2) => self.close(3, syntax.section_close, emitter, out),
@@ -194,10 +217,10 @@ impl DeepSeekKimiToolParser {
         out: &mut OutputPieceWriter<'_>,
     ) -> CallParseStatus {
         let (text, end, is_name) = match &mut self.state {
-            DeepSeekKimiParserState::Head(text) => {
+            JsonSectionParserState::Head(text) => {
                 (text, self.syntax.separator, self.syntax.head != CallHeaderFormat::Type)
             }
-            DeepSeekKimiParserState::Name(text) => (text, FENCE, true),
+            JsonSectionParserState::Name(text) => (text, FENCE, true),
             _ => return CallParseStatus::Invalid,
         };
         let found = self.text.scanner.push(c, &[end], |c| text.push(c));
@@ -211,7 +234,7 @@ impl DeepSeekKimiToolParser {
         if is_name {
             return self.begin(&text, emitter, out);
         }
-        self.state = DeepSeekKimiParserState::Name(String::new());
+        self.state = JsonSectionParserState::Name(String::new());
         CallParseStatus::Continues
     }
 
@@ -232,7 +255,7 @@ impl DeepSeekKimiToolParser {
             return CallParseStatus::Invalid;
         }
         emitter.begin(name, self.text.unparsed.from, out);
-        self.state = DeepSeekKimiParserState::Arguments(CallArgumentsParser::default());
+        self.state = JsonSectionParserState::Arguments(CallArgumentsParser::default());
         CallParseStatus::Continues
     }
 }

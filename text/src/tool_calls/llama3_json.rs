@@ -1,17 +1,52 @@
-//! Llama 3.1 and later: the whole output is one JSON object, or several JSON objects separated by semicolons,
-//! optionally after `<|python_tag|>`. The syntax has no opening marker, so an object is parsed as a call only
-//! if it names a tool of the request.
-//!
-//! Source: the chat templates of meta-llama/Llama-3.1-8B-Instruct and Llama-3.2-1B-Instruct.
+//! The whole output is one JSON object, or several JSON objects separated by semicolons, optionally after
+//! `<|python_tag|>`. The syntax has no opening marker, so an object is parsed as a call only if it names a tool of the
+//! request.
 
+use super::ToolCallParserOptions;
 use super::call_emitter::ToolCallEmitter;
-use super::call_object::{AllowedFunctionNames, CallObjectParser, CallParseStatus};
+use super::call_grammar::{CallGrammarWriter, CallWrapperText};
+use super::call_object::{AllowedFunctionNames, CallObjectParser, CallParseStatus, allowed_names};
+use super::free_grammar::{OBJECT_START, ToolCallStarts};
 use super::json_scanner::is_space;
 use super::marker_scanner::MarkerScanner;
+use super::syntax_kind::{CallParser, SyntaxKind};
+use super::tool_definition::ToolDefinition;
 use super::unparsed_syntax::UnparsedCallText;
 use crate::output_pieces::OutputPieceWriter;
 
-pub(super) const TAG: &str = "<|python_tag|>";
+const TAG: &str = "<|python_tag|>";
+
+/// JSON objects without markers.
+#[derive(Debug)]
+pub(crate) struct Llama3JsonSyntax;
+
+impl SyntaxKind for Llama3JsonSyntax {
+    fn parser(&'static self, options: ToolCallParserOptions<'_>) -> Option<Box<dyn CallParser>> {
+        Some(Box::new(LlamaToolParser::new(allowed_names(options.tools))))
+    }
+
+    fn special_markers(&self) -> Vec<&'static str> {
+        vec![TAG]
+    }
+
+    /// The syntax has no closing marker, so the parser could not separate several calls from the text that follows.
+    fn allows_several(&self) -> bool {
+        false
+    }
+
+    fn call_text(&self, name: &str, _writer: &CallGrammarWriter<'_>) -> CallWrapperText {
+        CallWrapperText::json_object(name, "parameters")
+    }
+
+    fn starts(
+        &self,
+        _tools: &[&ToolDefinition],
+        writer: &CallGrammarWriter<'_>,
+    ) -> Option<ToolCallStarts> {
+        let delimiters = self.delimiters(writer);
+        Some(ToolCallStarts::at_start(OBJECT_START.to_owned(), &[TAG], delimiters))
+    }
+}
 
 #[derive(Debug, Clone)]
 enum LlamaParserState {
@@ -25,7 +60,7 @@ enum LlamaParserState {
     Text,
 }
 
-/// Parser of tool calls in Llama's syntax.
+/// Parser of tool calls that are JSON objects without markers.
 #[derive(Debug, Clone)]
 pub(super) struct LlamaToolParser {
     names: AllowedFunctionNames,
@@ -44,13 +79,10 @@ impl LlamaToolParser {
             unparsed: UnparsedCallText::default(),
         }
     }
+}
 
-    pub(super) fn push(
-        &mut self,
-        c: char,
-        emitter: &mut ToolCallEmitter,
-        out: &mut OutputPieceWriter<'_>,
-    ) {
+impl CallParser for LlamaToolParser {
+    fn push(&mut self, c: char, emitter: &mut ToolCallEmitter, out: &mut OutputPieceWriter<'_>) {
         match &mut self.state {
             LlamaParserState::Text => emitter.content(c, out),
             LlamaParserState::Call(call) => {
@@ -78,11 +110,7 @@ impl LlamaToolParser {
         }
     }
 
-    pub(super) fn finish(
-        &mut self,
-        emitter: &mut ToolCallEmitter,
-        out: &mut OutputPieceWriter<'_>,
-    ) {
+    fn finish(&mut self, emitter: &mut ToolCallEmitter, out: &mut OutputPieceWriter<'_>) {
         let unparsed = &mut self.unparsed;
         self.scanner.finish(|c| unparsed.push(c));
         if !matches!(self.state, LlamaParserState::Between) {
@@ -90,6 +118,12 @@ impl LlamaToolParser {
         }
     }
 
+    fn boxed_clone(&self) -> Box<dyn CallParser> {
+        Box::new(self.clone())
+    }
+}
+
+impl LlamaToolParser {
     fn open_call(
         &mut self,
         c: char,

@@ -1,22 +1,71 @@
-//! Mistral: `[TOOL_CALLS]` followed by an array of call objects, or (tokenizer versions from v11)
-//! `[TOOL_CALLS]name{…}` for each call, with `[CALL_ID]…` and `[ARGS]` in some versions.
-//!
-//! Source: the chat templates of mistralai/Mistral-7B-Instruct-v0.3 and Mistral-Small-3.2.
+//! `[TOOL_CALLS]` followed by an array of call objects, or (tokenizer versions from v11) `[TOOL_CALLS]name{…}` for each
+//! call, with `[CALL_ID]…` and `[ARGS]` in some versions.
 
+use super::ToolCallParserOptions;
 use super::call_emitter::ToolCallEmitter;
+use super::call_grammar::{CallDelimiters, CallGrammarWriter, CallWrapperText};
 use super::call_list::CallListParser;
 use super::call_object::{CallArgumentsParser, CallParseStatus};
+use super::free_grammar::{CallOpening, ToolCallStarts};
 use super::json_scanner::is_space;
 use super::marked_text::ContentMarkerScanner;
-use super::tool_definition::is_tool_name_part;
+use super::syntax_kind::{CallParser, SyntaxKind};
+use super::tool_definition::{ToolDefinition, is_tool_name_part};
 use crate::output_pieces::OutputPieceWriter;
 
-pub(super) const CALLS: &str = "[TOOL_CALLS]";
-pub(super) const CALL_ID: &str = "[CALL_ID]";
-pub(super) const ARGS: &str = "[ARGS]";
+const CALLS: &str = "[TOOL_CALLS]";
+const CALL_ID: &str = "[CALL_ID]";
+const ARGS: &str = "[ARGS]";
 /// Maximum number of bytes between `[TOOL_CALLS]` and the arguments, in the form with a name before the
 /// arguments.
 const HEAD_MAX: usize = 512;
+
+/// Calls after `[TOOL_CALLS]`.
+#[derive(Debug)]
+pub(crate) struct MistralSyntax;
+
+impl SyntaxKind for MistralSyntax {
+    fn parser(&'static self, _options: ToolCallParserOptions<'_>) -> Option<Box<dyn CallParser>> {
+        Some(Box::new(MistralToolParser::default()))
+    }
+
+    fn special_markers(&self) -> Vec<&'static str> {
+        vec![CALLS, CALL_ID, ARGS]
+    }
+
+    fn opening_marker(&self) -> Option<&'static str> {
+        Some(CALLS)
+    }
+
+    fn delimiters(&self, writer: &CallGrammarWriter<'_>) -> CallDelimiters {
+        if writer.has_special(ARGS) {
+            CallDelimiters::default()
+        } else {
+            CallDelimiters::new(&format!("{CALLS}["), ", ", "]")
+        }
+    }
+
+    fn call_text(&self, name: &str, writer: &CallGrammarWriter<'_>) -> CallWrapperText {
+        if writer.has_special(ARGS) {
+            CallWrapperText::new(&format!("{CALLS}{name}{ARGS}"), "")
+        } else {
+            CallWrapperText::json_object(name, "arguments")
+        }
+    }
+
+    fn starts(
+        &self,
+        _tools: &[&ToolDefinition],
+        writer: &CallGrammarWriter<'_>,
+    ) -> Option<ToolCallStarts> {
+        let opening = if writer.has_special(ARGS) {
+            CallOpening::single(CALLS)
+        } else {
+            CallOpening::list(CALLS, self.delimiters(writer))
+        };
+        Some(ToolCallStarts::marked(vec![opening]))
+    }
+}
 
 #[derive(Debug, Clone, Default)]
 enum MistralParserState {
@@ -31,20 +80,15 @@ enum MistralParserState {
     Arguments(CallArgumentsParser),
 }
 
-/// Parser of tool calls in Mistral's syntax.
+/// Parser of tool calls after `[TOOL_CALLS]`.
 #[derive(Debug, Clone, Default)]
 pub(super) struct MistralToolParser {
     text: ContentMarkerScanner,
     state: MistralParserState,
 }
 
-impl MistralToolParser {
-    pub(super) fn push(
-        &mut self,
-        c: char,
-        emitter: &mut ToolCallEmitter,
-        out: &mut OutputPieceWriter<'_>,
-    ) {
+impl CallParser for MistralToolParser {
+    fn push(&mut self, c: char, emitter: &mut ToolCallEmitter, out: &mut OutputPieceWriter<'_>) {
         if matches!(self.state, MistralParserState::Text) {
             return self.text(c, emitter, out);
         }
@@ -55,11 +99,7 @@ impl MistralToolParser {
         }
     }
 
-    pub(super) fn finish(
-        &mut self,
-        emitter: &mut ToolCallEmitter,
-        out: &mut OutputPieceWriter<'_>,
-    ) {
+    fn finish(&mut self, emitter: &mut ToolCallEmitter, out: &mut OutputPieceWriter<'_>) {
         match &self.state {
             MistralParserState::Text => self.text.finish(emitter, out),
             MistralParserState::List(list) if list.is_after_object() => {}
@@ -67,6 +107,12 @@ impl MistralToolParser {
         }
     }
 
+    fn boxed_clone(&self) -> Box<dyn CallParser> {
+        Box::new(self.clone())
+    }
+}
+
+impl MistralToolParser {
     fn text(&mut self, c: char, emitter: &mut ToolCallEmitter, out: &mut OutputPieceWriter<'_>) {
         if self.text.push(c, &[CALLS], emitter, out).is_some() {
             self.state = MistralParserState::Lead;

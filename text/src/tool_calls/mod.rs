@@ -1,5 +1,5 @@
-//! Parses tool calls in a model's output. There is one parser per kind of syntax, which processes one
-//! character at a time and is parameterised with the markers of each model family.
+//! Parses tool calls in a model's output. There is one parser per kind of syntax (`SyntaxKind`), which processes one
+//! character at a time and is parameterised with the markers of each model family. The families are in `crate::families`.
 //!
 //! A parser reads each character once and holds back a bounded amount of text, so its time is linear and its
 //! result does not depend on how the output is split into chunks. No text is lost: the content and the source
@@ -17,9 +17,9 @@ mod delimited_grammar;
 mod delimited_object;
 mod free_grammar;
 mod harmony_grammar;
-mod hermes;
 mod json_escape;
 mod json_lists;
+mod json_objects;
 mod json_scanner;
 mod json_sections;
 mod llama3_json;
@@ -32,13 +32,15 @@ mod python_grammar;
 mod python_text;
 mod python_value;
 mod pythonic;
+mod pythonic_syntax;
 mod schema_refs;
 mod schema_types;
-mod syntax_names;
+mod syntax_kind;
 mod tag_grammar;
 mod tag_syntax;
 mod tagged_calls;
 mod text_language;
+mod tool_call_syntax;
 mod tool_definition;
 mod unparsed_syntax;
 mod value_text;
@@ -48,20 +50,22 @@ pub(super) use call_emitter::ToolCallEmitter;
 pub use call_grammar::CallGrammarError;
 pub(super) use call_object::{CallArgumentsParser, CallParseStatus};
 pub use closed_arguments::closed_arguments;
-use delimited_calls::GemmaToolParser;
+pub(super) use delimited_calls::DelimitedCallSyntax;
+pub(super) use harmony_grammar::HarmonyCallSyntax;
 pub use harmony_grammar::{HarmonyConstraintScope, harmony_preamble};
-use hermes::HermesToolParser;
-use json_lists::{GRANITE, JsonListToolParser, PHI4_MINI, XLAM};
-use json_sections::DeepSeekKimiToolParser;
-use llama3_json::LlamaToolParser;
+pub(super) use json_lists::{JsonListSyntax, ListMarkers};
+pub(super) use json_objects::JsonObjectSyntax;
+pub(super) use json_sections::{CallHeaderFormat, JsonSectionSyntax};
+pub(super) use llama3_json::Llama3JsonSyntax;
 pub(super) use marker_scanner::MarkerScanner;
-use mistral::MistralToolParser;
-use named_lines::GlmToolParser;
+pub(super) use mistral::MistralSyntax;
+pub(super) use named_lines::NamedLineSyntax;
 pub use partial_arguments::partial_arguments;
-use pythonic::PythonicToolParser;
+pub(super) use pythonic_syntax::{CallBlockSyntax, PythonicSyntax};
 use std::sync::Arc;
-pub use syntax_names::{ToolCallIdFormat, ToolCallSyntax};
-use tagged_calls::TaggedToolParser;
+use syntax_kind::CallParser;
+pub(super) use tag_syntax::{TagPair, TagSyntax, ValueConversion, ValueOpening};
+pub use tool_call_syntax::{ToolCallIdFormat, ToolCallSyntax};
 pub use tool_definition::ToolDefinition;
 
 /// Options of the tool call parser of one output.
@@ -99,67 +103,25 @@ impl CallEnforcement {
     }
 }
 
-/// Tool call parser of one syntax: one variant per parser.
-#[derive(Debug, Clone)]
-enum FamilyToolParser {
-    Hermes(HermesToolParser),
-    Delimited(GemmaToolParser),
-    Tagged(Box<TaggedToolParser>),
-    Llama(LlamaToolParser),
-    Glm(GlmToolParser),
-    List(JsonListToolParser),
-    Mistral(MistralToolParser),
-    Pythonic(PythonicToolParser),
-    Section(DeepSeekKimiToolParser),
-}
-
-impl FamilyToolParser {
-    fn new(options: ToolCallParserOptions<'_>) -> Self {
-        let ToolCallParserOptions { syntax, tools, enforcement, .. } = options;
-        if let Some(tags) = syntax.tags() {
-            return Self::Tagged(Box::new(TaggedToolParser::new(
-                tags,
-                Arc::clone(tools),
-                enforcement,
-            )));
-        }
-        if let Some(section) = syntax.section() {
-            return Self::Section(DeepSeekKimiToolParser::new(section));
-        }
-        if let Some(delimited) = syntax.delimited() {
-            return Self::Delimited(GemmaToolParser::new(delimited));
-        }
-        let names = || Some(tools.iter().map(|tool| tool.name.clone()).collect());
-        match syntax {
-            ToolCallSyntax::Llama3Json => Self::Llama(LlamaToolParser::new(names())),
-            ToolCallSyntax::Glm4 => {
-                Self::Glm(GlmToolParser::new(tools.iter().map(|tool| tool.name.clone()).collect()))
-            }
-            ToolCallSyntax::Mistral => Self::Mistral(MistralToolParser::default()),
-            ToolCallSyntax::Pythonic | ToolCallSyntax::ToolCode | ToolCallSyntax::Olmo3 => {
-                Self::Pythonic(PythonicToolParser::new(names(), syntax.call_block()))
-            }
-            ToolCallSyntax::Granite20b => Self::Hermes(HermesToolParser::new(&hermes::GRANITE_20B)),
-            ToolCallSyntax::Granite => Self::List(JsonListToolParser::new(&GRANITE, names())),
-            ToolCallSyntax::Phi4Mini => Self::List(JsonListToolParser::new(&PHI4_MINI, names())),
-            ToolCallSyntax::Xlam => Self::List(JsonListToolParser::new(&XLAM, names())),
-            _ => Self::Hermes(HermesToolParser::new(&hermes::HERMES)),
-        }
-    }
-}
-
 /// Parser of the tool calls of one output, for the syntax of any family.
-#[derive(Debug, Clone)]
+#[derive(Debug)]
 pub(super) struct ToolCallParser {
-    family_parser: FamilyToolParser,
+    calls: Box<dyn CallParser>,
     emitter: ToolCallEmitter,
 }
 
+impl Clone for ToolCallParser {
+    fn clone(&self) -> Self {
+        Self { calls: self.calls.boxed_clone(), emitter: self.emitter.clone() }
+    }
+}
+
 impl ToolCallParser {
-    /// Creates a parser of a new output. Calls beyond `max_calls` are dropped.
-    pub(super) fn new(options: ToolCallParserOptions<'_>) -> Self {
-        let family_parser = FamilyToolParser::new(options);
-        Self { family_parser, emitter: ToolCallEmitter::new(options.max_calls) }
+    /// Creates a parser of a new output; `None` in the harmony format, whose parser also parses the calls. Calls beyond
+    /// `max_calls` are dropped.
+    pub(super) fn new(options: ToolCallParserOptions<'_>) -> Option<Self> {
+        let calls = options.syntax.kind().parser(options)?;
+        Some(Self { calls, emitter: ToolCallEmitter::new(options.max_calls) })
     }
 
     /// Returns the number of calls that were emitted and are complete.
@@ -170,34 +132,12 @@ impl ToolCallParser {
     /// Parses the next character of the output after its reasoning.
     #[inline]
     pub(super) fn push(&mut self, c: char, out: &mut OutputPieceWriter<'_>) {
-        let emitter = &mut self.emitter;
-        match &mut self.family_parser {
-            FamilyToolParser::Hermes(parser) => parser.push(c, emitter, out),
-            FamilyToolParser::Delimited(parser) => parser.push(c, emitter, out),
-            FamilyToolParser::Tagged(parser) => parser.push(c, emitter, out),
-            FamilyToolParser::Llama(parser) => parser.push(c, emitter, out),
-            FamilyToolParser::Glm(parser) => parser.push(c, emitter, out),
-            FamilyToolParser::List(parser) => parser.push(c, emitter, out),
-            FamilyToolParser::Mistral(parser) => parser.push(c, emitter, out),
-            FamilyToolParser::Pythonic(parser) => parser.push(c, emitter, out),
-            FamilyToolParser::Section(parser) => parser.push(c, emitter, out),
-        }
+        self.calls.push(c, &mut self.emitter, out);
     }
 
     /// Ends the output: emits the text held back.
     pub(super) fn finish(&mut self, out: &mut OutputPieceWriter<'_>) {
-        let emitter = &mut self.emitter;
-        match &mut self.family_parser {
-            FamilyToolParser::Hermes(parser) => parser.finish(emitter, out),
-            FamilyToolParser::Delimited(parser) => parser.finish(emitter, out),
-            FamilyToolParser::Tagged(parser) => parser.finish(emitter, out),
-            FamilyToolParser::Llama(parser) => parser.finish(emitter, out),
-            FamilyToolParser::Glm(parser) => parser.finish(emitter, out),
-            FamilyToolParser::List(parser) => parser.finish(emitter, out),
-            FamilyToolParser::Mistral(parser) => parser.finish(emitter, out),
-            FamilyToolParser::Pythonic(parser) => parser.finish(emitter, out),
-            FamilyToolParser::Section(parser) => parser.finish(emitter, out),
-        }
-        emitter.finish(out);
+        self.calls.finish(&mut self.emitter, out);
+        self.emitter.finish(out);
     }
 }

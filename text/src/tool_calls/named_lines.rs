@@ -1,22 +1,58 @@
 //! Tool calls without a marker of their own: a line that is the name of a function, then the JSON of the arguments
-//! from the next line on, in GLM-4 and GLM-Z1. A call begins at the start of a line or after `<|assistant|>`, which
-//! separates the calls of an output. Only names of the request's tools are names of functions.
-//!
-//! Source: the chat template of zai-org/GLM-4-32B-0414, and the example of function calls in its model card.
+//! from the next line on. A call begins at the start of a line or after the marker that separates the calls of an output.
+//! Only names of the request's tools are names of functions.
 
+use super::ToolCallParserOptions;
 use super::call_emitter::ToolCallEmitter;
+use super::call_grammar::{CallDelimiters, CallGrammarWriter, CallWrapperText};
 use super::call_object::{CallArgumentsParser, CallParseStatus};
+use super::free_grammar::{ToolCallStarts, name_pattern};
 use super::json_scanner::is_space;
 use super::marker_scanner::MarkerScanner;
+use super::syntax_kind::{CallParser, SyntaxKind};
+use super::tool_definition::ToolDefinition;
 use super::unparsed_syntax::UnparsedCallText;
 use crate::output_pieces::OutputPieceWriter;
 use std::sync::Arc;
 
-/// Special token that begins a message of the model, and separates several calls in one output.
-pub(super) const SEPARATOR: &str = "<|assistant|>";
+/// Lines with function names before the arguments, of one model family.
+#[derive(Debug)]
+pub(crate) struct NamedLineSyntax {
+    /// Special token that begins a message of the model, and separates several calls in one output.
+    pub separator: &'static str,
+}
+
+impl SyntaxKind for NamedLineSyntax {
+    fn parser(&'static self, options: ToolCallParserOptions<'_>) -> Option<Box<dyn CallParser>> {
+        let names = options.tools.iter().map(|tool| tool.name.clone()).collect();
+        Some(Box::new(NamedLineToolParser::new(self.separator, names)))
+    }
+
+    fn special_markers(&self) -> Vec<&'static str> {
+        vec![self.separator]
+    }
+
+    fn delimiters(&self, _writer: &CallGrammarWriter<'_>) -> CallDelimiters {
+        CallDelimiters::new("", self.separator, "")
+    }
+
+    fn call_text(&self, name: &str, _writer: &CallGrammarWriter<'_>) -> CallWrapperText {
+        CallWrapperText::new(&format!("{name}\n"), "")
+    }
+
+    fn starts(
+        &self,
+        tools: &[&ToolDefinition],
+        writer: &CallGrammarWriter<'_>,
+    ) -> Option<ToolCallStarts> {
+        let names = name_pattern(tools);
+        let start = format!("(?:(?s:.*)\\n\\s*)?(?:{names})[ \\t\\r]*\\n\\s*\\{{");
+        Some(ToolCallStarts::at_start(start, &[self.separator], self.delimiters(writer)))
+    }
+}
 
 #[derive(Debug, Clone)]
-enum GlmParserState {
+enum NamedLineParserState {
     /// At the start of a line, of which the text was read so far: a function name may follow.
     Line(String),
     /// After a line that is the name of a function: the arguments must follow.
@@ -26,41 +62,40 @@ enum GlmParserState {
     Text,
 }
 
-/// Parser of tool calls in the syntax of GLM-4.
+/// Parser of tool calls whose functions are named in a line of their own.
 #[derive(Debug, Clone)]
-pub(super) struct GlmToolParser {
+pub(super) struct NamedLineToolParser {
+    separator: &'static str,
     /// Names of the request's tools in sorted order.
     names: Arc<[String]>,
-    state: GlmParserState,
+    state: NamedLineParserState,
     scanner: MarkerScanner,
     unparsed: UnparsedCallText,
 }
 
-impl GlmToolParser {
-    pub(super) fn new(mut names: Vec<String>) -> Self {
+impl NamedLineToolParser {
+    pub(super) fn new(separator: &'static str, mut names: Vec<String>) -> Self {
         names.sort_unstable();
         Self {
+            separator,
             names: names.into(),
-            state: GlmParserState::Line(String::new()),
+            state: NamedLineParserState::Line(String::new()),
             scanner: MarkerScanner::default(),
             unparsed: UnparsedCallText::default(),
         }
     }
+}
 
-    pub(super) fn push(
-        &mut self,
-        c: char,
-        emitter: &mut ToolCallEmitter,
-        out: &mut OutputPieceWriter<'_>,
-    ) {
+impl CallParser for NamedLineToolParser {
+    fn push(&mut self, c: char, emitter: &mut ToolCallEmitter, out: &mut OutputPieceWriter<'_>) {
         match &mut self.state {
-            GlmParserState::Text => self.text(c, emitter, out),
-            GlmParserState::Line(_) => self.line(c, emitter, out),
-            GlmParserState::Name(_) => self.arguments_start(c, emitter, out),
-            GlmParserState::Arguments(arguments) => {
+            NamedLineParserState::Text => self.text(c, emitter, out),
+            NamedLineParserState::Line(_) => self.line(c, emitter, out),
+            NamedLineParserState::Name(_) => self.arguments_start(c, emitter, out),
+            NamedLineParserState::Arguments(arguments) => {
                 let step = arguments.push(c, emitter, out);
                 if step == CallParseStatus::Done {
-                    self.state = GlmParserState::Text;
+                    self.state = NamedLineParserState::Text;
                 }
                 if !self.unparsed.apply_step(c, step, emitter) {
                     self.unparsed.reject_call(out.start_of(c), emitter, out);
@@ -70,30 +105,32 @@ impl GlmToolParser {
         }
     }
 
-    pub(super) fn finish(
-        &mut self,
-        emitter: &mut ToolCallEmitter,
-        out: &mut OutputPieceWriter<'_>,
-    ) {
+    fn finish(&mut self, emitter: &mut ToolCallEmitter, out: &mut OutputPieceWriter<'_>) {
         self.unparsed.reject_call(out.bytes_read, emitter, out);
         self.scanner.finish(|c| emitter.content(c, out));
     }
 
+    fn boxed_clone(&self) -> Box<dyn CallParser> {
+        Box::new(self.clone())
+    }
+}
+
+impl NamedLineToolParser {
     /// Processes a character of a line that is not the name of a function.
     fn text(&mut self, c: char, emitter: &mut ToolCallEmitter, out: &mut OutputPieceWriter<'_>) {
-        self.state = match self.scanner.push(c, &[SEPARATOR], |c| emitter.content(c, out)) {
+        self.state = match self.scanner.push(c, &[self.separator], |c| emitter.content(c, out)) {
             Some(_) => {
-                self.unparsed.open(SEPARATOR, emitter, out);
-                GlmParserState::Line(String::new())
+                self.unparsed.open(self.separator, emitter, out);
+                NamedLineParserState::Line(String::new())
             }
-            None if c == '\n' => GlmParserState::Line(String::new()),
-            None => GlmParserState::Text,
+            None if c == '\n' => NamedLineParserState::Line(String::new()),
+            None => NamedLineParserState::Text,
         };
     }
 
     /// Processes a character at the start of a line, which is held back while it may be the name of a function.
     fn line(&mut self, c: char, emitter: &mut ToolCallEmitter, out: &mut OutputPieceWriter<'_>) {
-        let GlmParserState::Line(text) = &mut self.state else { return };
+        let NamedLineParserState::Line(text) = &mut self.state else { return };
         if text.is_empty() && is_space(c) {
             return if self.unparsed.is_empty() {
                 emitter.content(c, out);
@@ -103,7 +140,7 @@ impl GlmToolParser {
         }
         let is_name = is_known(&self.names, text.trim_end());
         if c == '\n' && is_name {
-            self.state = GlmParserState::Name(text.trim_end().to_owned());
+            self.state = NamedLineParserState::Name(text.trim_end().to_owned());
             return self.hold_back(c, emitter, out);
         }
         text.push(c);
@@ -126,17 +163,17 @@ impl GlmToolParser {
         emitter: &mut ToolCallEmitter,
         out: &mut OutputPieceWriter<'_>,
     ) {
-        let GlmParserState::Name(name) = &self.state else { return };
+        let NamedLineParserState::Name(name) = &self.state else { return };
         if is_space(c) {
             return self.hold_back(c, emitter, out);
         }
         if c != '{' {
             self.unparsed.release(emitter, out);
-            self.state = GlmParserState::Line(String::new());
+            self.state = NamedLineParserState::Line(String::new());
             return self.line(c, emitter, out);
         }
         emitter.begin(name, self.unparsed.from, out);
-        self.state = GlmParserState::Arguments(CallArgumentsParser::default());
+        self.state = NamedLineParserState::Arguments(CallArgumentsParser::default());
         self.push(c, emitter, out);
     }
 
@@ -150,7 +187,7 @@ impl GlmToolParser {
         self.unparsed.push(c);
         if self.unparsed.is_full() {
             self.unparsed.release(emitter, out);
-            self.state = GlmParserState::Text;
+            self.state = NamedLineParserState::Text;
         }
     }
 }

@@ -1,43 +1,18 @@
-//! Tool calls in Python's syntax, of known functions only:
-//!
-//! - A list `[name(key="value"), …]`, the beginning of the output, in Llama 3.2 and Llama 4 optionally between
-//!   `<|python_start|>` and `<|python_end|>`. Source: the chat templates of meta-llama/Llama-3.2-1B-Instruct and
-//!   Llama-4-Scout-17B-16E-Instruct.
-//! - A line `name(key="value")` or `print(name(key="value"))` per call in a fence ```` ```tool_code ````, as Gemma 3
-//!   writes it where the system prompt asks for it. Source: Google's guides to function calling with Gemma 3.
-//! - A line `name(key="value")` per call between `<function_calls>` and `</function_calls>`, in OLMo 3. Source:
-//!   the chat template of allenai/Olmo-3-7B-Instruct.
+//! Parser of tool calls in Python's syntax, of known functions only: a list `[name(key="value"), …]` at the beginning of
+//! the output, or one call per line in a block between two markers.
 
 use super::call_emitter::ToolCallEmitter;
 use super::call_object::{AllowedFunctionNames, CallParseStatus};
 use super::json_scanner::is_space;
 use super::marker_scanner::MarkerScanner;
 use super::python_value::{PythonScanStatus, PythonValueParser};
+use super::pythonic_syntax::{CLOSE, CallBlockSyntax, OPEN};
 use super::schema_types::quoted;
+use super::syntax_kind::CallParser;
 use super::tagged_calls::NAME_MAX;
 use super::tool_definition::is_tool_name_part;
 use super::unparsed_syntax::UnparsedCallText;
 use crate::output_pieces::OutputPieceWriter;
-
-pub(super) const OPEN: &str = "<|python_start|>";
-pub(super) const CLOSE: &str = "<|python_end|>";
-
-/// Markers around calls that are written one per line.
-#[derive(Debug)]
-pub(super) struct CallBlockSyntax {
-    pub(super) open: &'static str,
-    /// Marker after the last call; ASCII.
-    pub(super) close: &'static str,
-    /// Whether the markers are a code fence: whitespace must follow `open`, and a call may be printed.
-    is_fence: bool,
-}
-
-/// Code fence of Gemma 3.
-pub(super) static TOOL_CODE: CallBlockSyntax =
-    CallBlockSyntax { open: "```tool_code", close: "```", is_fence: true };
-/// Tags of OLMo 3.
-pub(super) static FUNCTION_CALLS: CallBlockSyntax =
-    CallBlockSyntax { open: "<function_calls>", close: "</function_calls>", is_fence: false };
 
 /// Function that model-written code may apply to the result of a call.
 const PRINT: &str = "print";
@@ -103,13 +78,10 @@ impl PythonicToolParser {
             unparsed: UnparsedCallText::default(),
         }
     }
+}
 
-    pub(super) fn push(
-        &mut self,
-        c: char,
-        emitter: &mut ToolCallEmitter,
-        out: &mut OutputPieceWriter<'_>,
-    ) {
+impl CallParser for PythonicToolParser {
+    fn push(&mut self, c: char, emitter: &mut ToolCallEmitter, out: &mut OutputPieceWriter<'_>) {
         if matches!(self.state, PythonicState::Start | PythonicState::Text) {
             return self.text(c, emitter, out);
         }
@@ -123,11 +95,7 @@ impl PythonicToolParser {
         }
     }
 
-    pub(super) fn finish(
-        &mut self,
-        emitter: &mut ToolCallEmitter,
-        out: &mut OutputPieceWriter<'_>,
-    ) {
+    fn finish(&mut self, emitter: &mut ToolCallEmitter, out: &mut OutputPieceWriter<'_>) {
         match self.state {
             PythonicState::Start | PythonicState::Text => {
                 self.scanner.finish(|c| emitter.content(c, out));
@@ -137,6 +105,12 @@ impl PythonicToolParser {
         }
     }
 
+    fn boxed_clone(&self) -> Box<dyn CallParser> {
+        Box::new(self.clone())
+    }
+}
+
+impl PythonicToolParser {
     fn text(&mut self, c: char, emitter: &mut ToolCallEmitter, out: &mut OutputPieceWriter<'_>) {
         if matches!(self.state, PythonicState::Start) && self.scanner.is_empty() {
             if c == '[' {

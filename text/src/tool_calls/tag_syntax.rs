@@ -1,20 +1,27 @@
-//! Tags of the model families that write a tool call as tags around plain-text values.
-//!
-//! Sources: the chat templates of Qwen/Qwen3-Coder-30B-A3B-Instruct, ByteDance-Seed/Seed-OSS-36B-Instruct,
-//! MiniMaxAI/MiniMax-M2, zai-org/GLM-4.5 and GLM-4.7; the encoding of deepseek-ai/DeepSeek-V3.2.
+//! Tool calls that are written as tags around plain-text values: the tags of a model family, and where its calls may
+//! begin.
 
-use super::hermes;
+use super::ToolCallParserOptions;
+use super::call_grammar::{
+    CallDelimiters, CallGrammarError, CallGrammarWriter, CallWrapperText, arguments_rule,
+};
+use super::free_grammar::{CallOpening, ToolCallStarts};
+use super::syntax_kind::{ANY_ARGUMENTS, CallParser, SyntaxKind};
+use super::tag_grammar;
+use super::tagged_calls::TaggedToolParser;
+use super::tool_definition::ToolDefinition;
+use std::sync::Arc;
 
 /// Opening and closing tag of an element.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct TagPair {
+pub(crate) struct TagPair {
     pub open: &'static str,
     pub close: &'static str,
 }
 
 /// Conversion of the text of a value to JSON.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum ValueConversion {
+pub(crate) enum ValueConversion {
     /// Converted to the type of the parameter in the tool's schema.
     Typed,
     /// As a string.
@@ -25,14 +32,14 @@ pub(super) enum ValueConversion {
 
 /// Text between a key and its value, and the resulting form of the value.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct ValueOpening {
+pub(crate) struct ValueOpening {
     pub text: &'static str,
     pub form: ValueConversion,
 }
 
 /// Tags of one model family.
-#[derive(Debug)]
-pub(super) struct TagSyntax {
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct TagSyntax {
     /// Tags around all calls together; models may omit these tags.
     pub wrapper: Option<TagPair>,
     /// Text before the function name, and tag after the parameters.
@@ -60,95 +67,72 @@ pub(super) struct TagSyntax {
     pub special: &'static [&'static str],
 }
 
-/// `<tool_call> <function=NAME> <parameter=KEY> value </parameter> … </function> </tool_call>`; models omit
-/// the `tool_call` tags and `</parameter>`.
-pub(super) static QWEN3_CODER: TagSyntax = TagSyntax {
-    wrapper: Some(TagPair { open: hermes::OPEN, close: hermes::CLOSE }),
-    call: TagPair { open: "<function=", close: "</function>" },
-    name_ends: &[">"],
-    parameter_open: "<parameter=",
-    key_end: ">",
-    value_openings: &[],
-    value_ends: &["</parameter>", "<parameter=", "</function>", hermes::CLOSE],
-    wraps_values: true,
-    wraps_each_call: true,
-    line_break: "\n",
-    value_gap: "",
-    special: &[hermes::OPEN, hermes::CLOSE],
-};
+impl SyntaxKind for TagSyntax {
+    fn parser(&'static self, options: ToolCallParserOptions<'_>) -> Option<Box<dyn CallParser>> {
+        let tools = Arc::clone(options.tools);
+        Some(Box::new(TaggedToolParser::new(self, tools, options.enforcement)))
+    }
 
-/// Qwen3-Coder's tags inside `<seed:tool_call>`, without line breaks around values.
-pub(super) static SEED_OSS: TagSyntax = TagSyntax {
-    wrapper: Some(TagPair { open: "<seed:tool_call>", close: "</seed:tool_call>" }),
-    value_ends: &["</parameter>", "<parameter=", "</function>", "</seed:tool_call>"],
-    wraps_values: false,
-    special: &["<seed:tool_call>", "</seed:tool_call>"],
-    ..QWEN3_CODER
-};
+    fn special_markers(&self) -> Vec<&'static str> {
+        self.special.to_vec()
+    }
 
-/// `<minimax:tool_call> <invoke name="NAME"> <parameter name="KEY">value</parameter> … </invoke> …
-/// </minimax:tool_call>`.
-pub(super) static MINIMAX_M2: TagSyntax = TagSyntax {
-    wrapper: Some(TagPair { open: "<minimax:tool_call>", close: "</minimax:tool_call>" }),
-    call: TagPair { open: "<invoke name=\"", close: "</invoke>" },
-    name_ends: &["\">"],
-    parameter_open: "<parameter name=\"",
-    key_end: "\">",
-    value_openings: &[],
-    value_ends: &["</parameter>"],
-    wraps_values: false,
-    wraps_each_call: false,
-    line_break: "\n",
-    value_gap: "",
-    special: &["<minimax:tool_call>", "</minimax:tool_call>"],
-};
+    fn opening_marker(&self) -> Option<&'static str> {
+        Some(self.wrapper.map_or(self.call.open, |wrapper| wrapper.open))
+    }
 
-/// DSML: `<｜DSML｜function_calls> <｜DSML｜invoke name="NAME"> <｜DSML｜parameter name="KEY"
-/// string="true|false">value</｜DSML｜parameter> … </｜DSML｜invoke> … </｜DSML｜function_calls>`.
-pub(super) static DEEPSEEK_V32: TagSyntax = TagSyntax {
-    wrapper: Some(TagPair {
-        open: "<｜DSML｜function_calls>", close: "</｜DSML｜function_calls>"
-    }),
-    call: TagPair { open: "<｜DSML｜invoke name=\"", close: "</｜DSML｜invoke>" },
-    name_ends: &["\">"],
-    parameter_open: "<｜DSML｜parameter name=\"",
-    key_end: "\"",
-    value_openings: &[
-        ValueOpening { text: "string=\"true\">", form: ValueConversion::Text },
-        ValueOpening { text: "string=\"false\">", form: ValueConversion::Json },
-        ValueOpening { text: ">", form: ValueConversion::Typed },
-    ],
-    value_ends: &["</｜DSML｜parameter>"],
-    wraps_values: false,
-    wraps_each_call: false,
-    line_break: "\n",
-    value_gap: " ",
-    special: &["｜DSML｜"],
-};
+    fn has_json_arguments(&self) -> bool {
+        false
+    }
 
-/// `<tool_call>NAME <arg_key>KEY</arg_key> <arg_value>value</arg_value> … </tool_call>`, each tag on its own
-/// line.
-pub(super) static GLM45: TagSyntax = TagSyntax {
-    wrapper: None,
-    call: TagPair { open: hermes::OPEN, close: hermes::CLOSE },
-    name_ends: &["\n", "<arg_key>", hermes::CLOSE],
-    parameter_open: "<arg_key>",
-    key_end: "</arg_key>",
-    value_openings: &[ValueOpening { text: "<arg_value>", form: ValueConversion::Typed }],
-    value_ends: &["</arg_value>"],
-    wraps_values: false,
-    wraps_each_call: false,
-    line_break: "\n",
-    value_gap: "\n",
-    special: &[
-        hermes::OPEN,
-        hermes::CLOSE,
-        "<arg_key>",
-        "</arg_key>",
-        "<arg_value>",
-        "</arg_value>",
-    ],
-};
+    fn delimiters(&self, _writer: &CallGrammarWriter<'_>) -> CallDelimiters {
+        match self.wrapper.filter(|_| !self.wraps_each_call) {
+            None => CallDelimiters::new("", self.line_break, ""),
+            Some(wrapper) => {
+                let (open, close) = (format!("{}\n", wrapper.open), format!("\n{}", wrapper.close));
+                CallDelimiters::new(&open, "\n", &close)
+            }
+        }
+    }
 
-/// GLM-4.5's tags without line breaks.
-pub(super) static GLM47: TagSyntax = TagSyntax { line_break: "", value_gap: "", ..GLM45 };
+    fn call_text(&self, name: &str, _writer: &CallGrammarWriter<'_>) -> CallWrapperText {
+        tag_grammar::call_tags(self, name)
+    }
+
+    fn bare_call_text(&self, name: &str, _writer: &CallGrammarWriter<'_>) -> CallWrapperText {
+        tag_grammar::call_tags(&Self { wraps_each_call: false, ..*self }, name)
+    }
+
+    fn add_arguments(
+        &'static self,
+        index: usize,
+        tool: &ToolDefinition,
+        writer: &mut CallGrammarWriter<'_>,
+    ) -> Result<(), CallGrammarError> {
+        let parameters = tag_grammar::tagged_parameters(self, index, tool, writer)?;
+        writer.rule(&arguments_rule(index), &parameters);
+        Ok(())
+    }
+
+    fn add_any_arguments(&'static self, writer: &mut CallGrammarWriter<'_>) {
+        let parameters = tag_grammar::any_parameters(self, writer);
+        writer.rule(ANY_ARGUMENTS, &parameters);
+    }
+
+    fn starts(
+        &self,
+        _tools: &[&ToolDefinition],
+        writer: &CallGrammarWriter<'_>,
+    ) -> Option<ToolCallStarts> {
+        Some(ToolCallStarts::marked(match self.wrapper {
+            None => vec![CallOpening::single(self.call.open)],
+            Some(wrapper) if self.wraps_each_call => {
+                vec![CallOpening::single(wrapper.open), CallOpening::bare(self.call.open)]
+            }
+            Some(wrapper) => vec![
+                CallOpening::list(wrapper.open, self.delimiters(writer)),
+                CallOpening::bare(self.call.open),
+            ],
+        }))
+    }
+}

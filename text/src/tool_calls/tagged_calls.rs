@@ -1,5 +1,4 @@
-//! Parser of tool calls that are written as tags around plain-text values, for the tags of all model families
-//! in `tag_syntax`.
+//! Parser of tool calls that are written as tags around plain-text values.
 
 use super::CallEnforcement;
 use super::call_emitter::ToolCallEmitter;
@@ -7,6 +6,7 @@ use super::call_object::CallParseStatus;
 use super::json_scanner::is_space;
 use super::marked_text::ContentMarkerScanner;
 use super::schema_types::{ArgumentTypeCache, JsonTypeSet, quoted};
+use super::syntax_kind::CallParser;
 use super::tag_syntax::{TagSyntax, ValueConversion};
 use super::tool_definition::ToolDefinition;
 use super::value_text::ArgumentValueParser;
@@ -73,13 +73,10 @@ impl TaggedToolParser {
             has_parameters: false,
         }
     }
+}
 
-    pub(super) fn push(
-        &mut self,
-        c: char,
-        emitter: &mut ToolCallEmitter,
-        out: &mut OutputPieceWriter<'_>,
-    ) {
+impl CallParser for TaggedToolParser {
+    fn push(&mut self, c: char, emitter: &mut ToolCallEmitter, out: &mut OutputPieceWriter<'_>) {
         if matches!(self.state, TaggedParserState::Text) {
             return self.text(c, emitter, out);
         }
@@ -94,11 +91,7 @@ impl TaggedToolParser {
         }
     }
 
-    pub(super) fn finish(
-        &mut self,
-        emitter: &mut ToolCallEmitter,
-        out: &mut OutputPieceWriter<'_>,
-    ) {
+    fn finish(&mut self, emitter: &mut ToolCallEmitter, out: &mut OutputPieceWriter<'_>) {
         if matches!(self.state, TaggedParserState::Text) {
             self.text.finish(emitter, out);
         } else {
@@ -106,6 +99,12 @@ impl TaggedToolParser {
         }
     }
 
+    fn boxed_clone(&self) -> Box<dyn CallParser> {
+        Box::new(self.clone())
+    }
+}
+
+impl TaggedToolParser {
     fn text(&mut self, c: char, emitter: &mut ToolCallEmitter, out: &mut OutputPieceWriter<'_>) {
         let found = self.text.push(c, &self.text_markers, emitter, out);
         let Some(found) = found else { return };

@@ -206,7 +206,7 @@ fn reject_call_in_answer(
     scope: HarmonyConstraintScope,
     param: &str,
 ) -> Result<(), ApiError> {
-    let is_continued = family == ReasoningFamily::Harmony && start == ReasoningStart::After;
+    let is_continued = family.is_harmony() && start == ReasoningStart::After;
     if !is_continued || scope == HarmonyConstraintScope::AnswerText {
         return Ok(());
     }

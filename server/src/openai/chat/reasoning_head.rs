@@ -17,7 +17,7 @@ pub(super) fn constraint_preamble(
     opens_reasoning: bool,
     scope: HarmonyConstraintScope,
 ) -> Option<UnconstrainedPreamble> {
-    if family == ReasoningFamily::Harmony {
+    if family.is_harmony() {
         return harmony_preamble(start, scope, tokenizer);
     }
     let has_reasoning = match start {

@@ -4,9 +4,9 @@ use super::*;
 
 /// Parses an output with the reasoning parser `name`; returns its text with the reasoning in parentheses.
 fn mark_reasoning(name: &str, prompt: &str, output: &str) -> String {
-    let (_, family) = ReasoningFamily::NAMES.iter().find(|(known, _)| *known == name).unwrap();
+    let family = ReasoningFamily::named(name).unwrap();
     let start = family.start_after_prompt(prompt);
-    let options = ReasoningParserOptions { family: *family, start };
+    let options = ReasoningParserOptions { family, start };
     let (mut parser, mut pieces) =
         (OutputParser::new(Some(options), None), OutputPieces::default());
     parser.push(output, &mut pieces);
@@ -36,9 +36,9 @@ fn reasoning_markers_depend_on_the_family() {
     assert_eq!(of("glm47", "<|assistant|></think>", "b"), "b");
     assert_eq!(of("kimi_k2", "", "a</think>b"), "(a)b");
     assert_eq!(of("minimax_m2", "<think>\n", "a</think>b"), "(a)b");
-    assert_eq!(ReasoningFamily::Mistral.trailing_reasoning("x[THINK]yz"), "yz");
+    assert_eq!(ReasoningFamily::MISTRAL.trailing_reasoning("x[THINK]yz"), "yz");
     assert_eq!(
-        ReasoningFamily::SeedOss.start_after_message("<seed:think>a</seed:think>"),
+        ReasoningFamily::SEED_OSS.start_after_message("<seed:think>a</seed:think>"),
         ReasoningStart::After
     );
 }

@@ -5,7 +5,7 @@ use super::*;
 #[test]
 fn calls_beyond_the_limit_are_dropped() {
     let text = "<tool_call>{\"name\": \"time\"}</tool_call> <tool_call>{\"name\": \"weather\"}</tool_call>";
-    let pieces = run(parser(ToolCallSyntax::Hermes, None, 1), [text]);
+    let pieces = run(parser(ToolCallSyntax::HERMES, None, 1), [text]);
     assert_eq!(show(&pieces, text), "call 0 time\n  0 {}\nend 0\n");
 }
 
@@ -15,39 +15,39 @@ fn calls_beyond_the_limit_are_dropped() {
 fn held_back_output_is_bounded() {
     const HELD_BACK_MAX: usize = 256 << 10;
     for (syntax, prefix, unit) in [
-        (ToolCallSyntax::Hermes, "<tool_call>", " "),
-        (ToolCallSyntax::Hermes, "<tool_call>{", "\n"),
-        (ToolCallSyntax::Hermes, "<tool_call>{\"arguments\": {\"a\": \"", "x"),
-        (ToolCallSyntax::Hermes, "<tool_call>{\"id\": \"x\"", " "),
-        (ToolCallSyntax::Qwen3Coder, "<tool_call>", " "),
-        (ToolCallSyntax::Qwen3Coder, "<function=", "x"),
-        (ToolCallSyntax::Llama3Json, "", " "),
-        (ToolCallSyntax::Llama3Json, "<|python_tag|>", " "),
-        (ToolCallSyntax::Llama3Json, "{", " "),
-        (ToolCallSyntax::Llama3Json, "{\"name\": \"time\"};", ";"),
-        (ToolCallSyntax::Mistral, "[TOOL_CALLS]", " "),
-        (ToolCallSyntax::Mistral, "[TOOL_CALLS] [", " "),
-        (ToolCallSyntax::Mistral, "[TOOL_CALLS]", "x"),
-        (ToolCallSyntax::DeepSeekV3, "", "<｜tool▁calls▁begin｜>"),
-        (ToolCallSyntax::DeepSeekV3, "<｜tool▁calls▁begin｜>", " "),
-        (ToolCallSyntax::DeepSeekV3, "<｜tool▁call▁begin｜>", "x"),
-        (ToolCallSyntax::DeepSeekV31, "<｜tool▁call▁begin｜>", " "),
-        (ToolCallSyntax::KimiK2, "<|tool_call_begin|>", "x"),
-        (ToolCallSyntax::Glm45, "<tool_call>", "x"),
-        (ToolCallSyntax::MiniMaxM2, "<minimax:tool_call>", "\n"),
-        (ToolCallSyntax::DeepSeekV32, "<｜DSML｜invoke name=\"", "x"),
-        (ToolCallSyntax::Pythonic, "[", " "),
-        (ToolCallSyntax::Pythonic, "[", "x"),
-        (ToolCallSyntax::Pythonic, "<|python_start|>", " "),
-        (ToolCallSyntax::Olmo3, "<function_calls>", "\n"),
-        (ToolCallSyntax::Granite, "<tool_call>", " "),
-        (ToolCallSyntax::Granite, "[{\"arguments\": {\"a\": \"", "x"),
-        (ToolCallSyntax::Xlam, "```json", "\n"),
-        (ToolCallSyntax::Harmony, "", " "),
-        (ToolCallSyntax::Harmony, "<|channel|>", "x"),
-        (ToolCallSyntax::Harmony, "<|channel|>", "<|channel|>"),
-        (ToolCallSyntax::Harmony, "<|channel|>final", "<|constrain|>"),
-        (ToolCallSyntax::Harmony, "<|channel|>commentary to=functions.time<|message|>", " "),
+        (ToolCallSyntax::HERMES, "<tool_call>", " "),
+        (ToolCallSyntax::HERMES, "<tool_call>{", "\n"),
+        (ToolCallSyntax::HERMES, "<tool_call>{\"arguments\": {\"a\": \"", "x"),
+        (ToolCallSyntax::HERMES, "<tool_call>{\"id\": \"x\"", " "),
+        (ToolCallSyntax::QWEN3_CODER, "<tool_call>", " "),
+        (ToolCallSyntax::QWEN3_CODER, "<function=", "x"),
+        (ToolCallSyntax::LLAMA3_JSON, "", " "),
+        (ToolCallSyntax::LLAMA3_JSON, "<|python_tag|>", " "),
+        (ToolCallSyntax::LLAMA3_JSON, "{", " "),
+        (ToolCallSyntax::LLAMA3_JSON, "{\"name\": \"time\"};", ";"),
+        (ToolCallSyntax::MISTRAL, "[TOOL_CALLS]", " "),
+        (ToolCallSyntax::MISTRAL, "[TOOL_CALLS] [", " "),
+        (ToolCallSyntax::MISTRAL, "[TOOL_CALLS]", "x"),
+        (ToolCallSyntax::DEEPSEEK_V3, "", "<｜tool▁calls▁begin｜>"),
+        (ToolCallSyntax::DEEPSEEK_V3, "<｜tool▁calls▁begin｜>", " "),
+        (ToolCallSyntax::DEEPSEEK_V3, "<｜tool▁call▁begin｜>", "x"),
+        (ToolCallSyntax::DEEPSEEK_V31, "<｜tool▁call▁begin｜>", " "),
+        (ToolCallSyntax::KIMI_K2, "<|tool_call_begin|>", "x"),
+        (ToolCallSyntax::GLM45, "<tool_call>", "x"),
+        (ToolCallSyntax::MINIMAX_M2, "<minimax:tool_call>", "\n"),
+        (ToolCallSyntax::DEEPSEEK_V32, "<｜DSML｜invoke name=\"", "x"),
+        (ToolCallSyntax::PYTHONIC, "[", " "),
+        (ToolCallSyntax::PYTHONIC, "[", "x"),
+        (ToolCallSyntax::PYTHONIC, "<|python_start|>", " "),
+        (ToolCallSyntax::OLMO3, "<function_calls>", "\n"),
+        (ToolCallSyntax::GRANITE, "<tool_call>", " "),
+        (ToolCallSyntax::GRANITE, "[{\"arguments\": {\"a\": \"", "x"),
+        (ToolCallSyntax::XLAM, "```json", "\n"),
+        (ToolCallSyntax::HARMONY, "", " "),
+        (ToolCallSyntax::HARMONY, "<|channel|>", "x"),
+        (ToolCallSyntax::HARMONY, "<|channel|>", "<|channel|>"),
+        (ToolCallSyntax::HARMONY, "<|channel|>final", "<|constrain|>"),
+        (ToolCallSyntax::HARMONY, "<|channel|>commentary to=functions.time<|message|>", " "),
     ] {
         let (mut parser, mut pieces) = (parser(syntax, None, u32::MAX), OutputPieces::default());
         let (mut read, mut emitted, mut held_back_max) = (0, 0, 0);
@@ -75,7 +75,7 @@ fn long_tool_schema_is_read_once() {
     let schema = json!({"properties": {"a": {"enum": values}, "n": {"enum": [1, 2]}}});
     let tools: Arc<[ToolDefinition]> =
         [ToolDefinition { name: "x".to_owned(), parameters: schema, is_strict: false }].into();
-    let syntax = ToolCallSyntax::Qwen3Coder;
+    let syntax = ToolCallSyntax::QWEN3_CODER;
     let enforcement = CallEnforcement::None;
     let rules = ToolCallParserOptions { syntax, tools: &tools, max_calls: u32::MAX, enforcement };
     let mut parser = OutputParser::new(None, Some(rules));
@@ -137,7 +137,7 @@ fn megabyte_output_parses_fast_in_bounded_memory() {
     ];
     let mut worst = Duration::ZERO;
     for unit in units {
-        for &syntax in ToolCallSyntax::ALL {
+        for syntax in ToolCallSyntax::all() {
             let text = unit.repeat((1 << 20) / unit.len());
             let mut parser = parser(syntax, Some(ReasoningStart::AtMarker), u32::MAX);
             let (mut pieces, start) = (OutputPieces::default(), processor_time());

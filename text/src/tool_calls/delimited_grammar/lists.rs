@@ -1,7 +1,7 @@
 //! Lists in the grammar of delimited calls.
 
 use super::super::call_grammar::CallGrammarError;
-use super::GemmaSchemaConverter;
+use super::DelimitedSchemaConverter;
 use serde_json::{Value, json};
 
 /// List keywords that the grammar cannot express.
@@ -24,7 +24,7 @@ fn repeated(item: &str, is_first: bool, min: usize, max: &str) -> String {
     if min == 0 { format!("({all})?") } else { all }
 }
 
-impl GemmaSchemaConverter<'_, '_> {
+impl DelimitedSchemaConverter<'_, '_> {
     /// Rejects keywords for lists that the grammar cannot enforce.
     fn check_list_keywords(&self, schema: &Value) -> Result<(), CallGrammarError> {
         if let Some(keyword) = UNSUPPORTED.iter().find(|keyword| schema.get(**keyword).is_some()) {
