@@ -90,6 +90,28 @@ impl AttentionBiasRule {
     }
 }
 
+/// Projections whose rows are stacked in one tensor of a checkpoint.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum StackedRowKind {
+    /// No projections.
+    Absent,
+    /// `gate_up_proj` of dense MLPs.
+    GateUp,
+    /// `qkv_proj` of attention and `gate_up_proj` of dense MLPs.
+    QkvAndGateUp,
+}
+
+/// Tensors of the experts of a layer in a checkpoint.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum StoredExpertKind {
+    /// Each expert has its own tensors.
+    Separate,
+    /// Two tensors with the matrices of all experts.
+    Stacked,
+    /// Two tensors with the transposed matrices of all experts.
+    Transposed,
+}
+
 /// RMS norm of queries and keys before RoPE.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum QkNormKind {

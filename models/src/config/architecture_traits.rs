@@ -4,10 +4,14 @@
 //! list only the fields that differ.
 
 use super::architecture_rules::{
-    AttentionBiasRule, DecoderLayerKind, QkNormKind, SynthTokenizerKind, WindowedLayerRule,
+    AttentionBiasRule, DecoderLayerKind, QkNormKind, StackedRowKind, StoredExpertKind,
+    SynthTokenizerKind, WindowedLayerRule,
 };
+use super::json_fields::JsonFields;
 use super::{ModelArchitecture, NormPlacement, NormWeightKind};
-use crate::weights::RotaryPairKind;
+use crate::weights::{
+    LANGUAGE_MODEL, MODEL_LANGUAGE_MODEL, RotaryPairKind, TensorNameReplacement, spelling,
+};
 use ops::GateActivation;
 
 /// Properties of one architecture.
@@ -56,12 +60,36 @@ pub(crate) struct ArchitectureTraits {
     pub(crate) has_multipliers: bool,
     /// Whether checkpoints may store the experts in MXFP4.
     pub(crate) may_have_mxfp4_experts: bool,
+    /// Whether queries have an attention temperature (`temperature.rs`).
+    pub(crate) has_temperature: bool,
+    /// Text part with properties of its own.
+    pub(crate) text_variant: Option<TextVariant>,
+    /// Name of layers without a window in `layer_types`, in addition to `full_attention`.
+    pub(crate) attention_layer_type: Option<&'static str>,
+    /// Name of the field with the intermediate size of a dense MLP.
+    pub(crate) intermediate_field: &'static str,
+    /// Prefixes of the tensors of the text part in published checkpoints.
+    pub(crate) stored_prefixes: &'static [TensorNameReplacement],
+    /// Names of modules within a layer in published checkpoints. They are replaced in this order.
+    pub(crate) stored_modules: &'static [TensorNameReplacement],
+    /// Projections whose rows published checkpoints stack in one tensor.
+    pub(crate) stacked_rows: StackedRowKind,
+    /// Tensors of the experts in published checkpoints.
+    pub(crate) stored_experts: StoredExpertKind,
     /// Kind of the decoder layers.
     pub(crate) decoder_layer: DecoderLayerKind,
     /// Special tokens and chat template of synthetic checkpoints.
     pub(crate) synth_tokenizer: SynthTokenizerKind,
     /// EOS tokens if the field is absent; empty = no EOS token.
     pub(crate) eos_default: &'static [u32],
+}
+
+/// Text part of a multimodal model with properties of its own.
+#[derive(Debug)]
+pub(crate) struct TextVariant {
+    /// Value of `text_config.model_type`.
+    model_type: &'static str,
+    traits: &'static ArchitectureTraits,
 }
 
 const LLAMA: ArchitectureTraits = ArchitectureTraits {
@@ -86,6 +114,14 @@ const LLAMA: ArchitectureTraits = ArchitectureTraits {
     text_model_types: &[],
     has_multipliers: false,
     may_have_mxfp4_experts: false,
+    has_temperature: false,
+    text_variant: None,
+    attention_layer_type: None,
+    intermediate_field: "intermediate_size",
+    stored_prefixes: &[],
+    stored_modules: &[],
+    stacked_rows: StackedRowKind::Absent,
+    stored_experts: StoredExpertKind::Separate,
     decoder_layer: DecoderLayerKind::Llama,
     synth_tokenizer: SynthTokenizerKind::Llama3,
     eos_default: &[2],
@@ -97,8 +133,18 @@ const LLAMA_EAGLE3: ArchitectureTraits = ArchitectureTraits {
     ..LLAMA
 };
 const GRANITE: ArchitectureTraits = ArchitectureTraits { has_multipliers: true, ..LLAMA };
-const GRANITE_MOE_HYBRID: ArchitectureTraits =
-    ArchitectureTraits { may_have_mlp_bias: false, ..GRANITE };
+/// In variants with experts, the MLP of the dense models is the shared expert.
+const GRANITE_MOE_HYBRID: ArchitectureTraits = ArchitectureTraits {
+    may_have_mlp_bias: false,
+    attention_layer_type: Some("attention"),
+    intermediate_field: "shared_intermediate_size",
+    stored_modules: &[
+        spelling(".shared_mlp.input_linear.", ".mlp.gate_up_proj."),
+        spelling(".shared_mlp.output_linear.", ".mlp.down_proj."),
+    ],
+    stacked_rows: StackedRowKind::GateUp,
+    ..GRANITE
+};
 const SMOL_LM3: ArchitectureTraits = ArchitectureTraits {
     kv_heads_default: Some(4),
     rope_theta_default: 2_000_000.0,
@@ -134,11 +180,21 @@ const GLM: ArchitectureTraits = ArchitectureTraits {
     rotary_pairs: RotaryPairKind::Adjacent,
     attention_bias: AttentionBiasRule::QkvOnly,
     may_have_mlp_bias: false,
+    stacked_rows: StackedRowKind::GateUp,
     synth_tokenizer: SynthTokenizerKind::Glm,
     eos_default: &[151_329, 151_336, 151_338],
     ..LLAMA
 };
-const GLM4: ArchitectureTraits = ArchitectureTraits { norm_placement: NormPlacement::Both, ..GLM };
+const GLM4: ArchitectureTraits = ArchitectureTraits {
+    norm_placement: NormPlacement::Both,
+    // The second replacement writes the name that the first one replaces.
+    stored_modules: &[
+        spelling(".post_attention_layernorm.", ".pre_feedforward_layernorm."),
+        spelling(".post_self_attn_layernorm.", ".post_attention_layernorm."),
+        spelling(".post_mlp_layernorm.", ".post_feedforward_layernorm."),
+    ],
+    ..GLM
+};
 const OLMO2: ArchitectureTraits = ArchitectureTraits {
     may_have_mlp_bias: false,
     qk_norm: QkNormKind::AllHeads,
@@ -157,19 +213,38 @@ const OLMO3: ArchitectureTraits = ArchitectureTraits {
 
 const MINISTRAL3: ArchitectureTraits = ArchitectureTraits {
     kv_heads_default: Some(8),
+    head_dim_default: Some(128),
+    has_temperature: true,
     windowed_layers: WindowedLayerRule::All,
     attention_bias: AttentionBiasRule::Fixed { qkv: false },
     may_have_mlp_bias: false,
     synth_tokenizer: SynthTokenizerKind::Mistral,
     ..LLAMA
 };
-const MISTRAL: ArchitectureTraits = ArchitectureTraits { window_default: Some(4096), ..MINISTRAL3 };
-const MISTRAL3: ArchitectureTraits =
-    ArchitectureTraits { text_model_types: &["mistral", "ministral3"], ..MISTRAL };
+const MISTRAL: ArchitectureTraits = ArchitectureTraits {
+    head_dim_default: None,
+    has_temperature: false,
+    window_default: Some(4096),
+    ..MINISTRAL3
+};
+const MISTRAL3: ArchitectureTraits = ArchitectureTraits {
+    text_model_types: &["mistral", "ministral3"],
+    text_variant: Some(TextVariant { model_type: "ministral3", traits: &MINISTRAL3 }),
+    stored_prefixes: LANGUAGE_MODEL,
+    ..MISTRAL
+};
+/// The names of modules are those of `modeling_mixtral.py` before transformers 5.
 const MIXTRAL: ArchitectureTraits = ArchitectureTraits {
     rope_theta_default: 1_000_000.0,
+    window_default: None,
+    stored_modules: &[
+        spelling(".block_sparse_moe.", ".mlp."),
+        spelling(".w1.", ".gate_proj."),
+        spelling(".w2.", ".down_proj."),
+        spelling(".w3.", ".up_proj."),
+    ],
     decoder_layer: DecoderLayerKind::Qwen3Moe,
-    ..MINISTRAL3
+    ..MISTRAL
 };
 
 const QWEN2: ArchitectureTraits = ArchitectureTraits {
@@ -210,12 +285,14 @@ const QWEN3_VL: ArchitectureTraits = ArchitectureTraits {
     has_window_switch: false,
     windowed_layers: WindowedLayerRule::Absent,
     text_model_types: &["qwen3_vl_text"],
+    stored_prefixes: MODEL_LANGUAGE_MODEL,
     ..QWEN3
 };
 const QWEN3_VL_MOE: ArchitectureTraits = ArchitectureTraits {
     kv_heads_default: Some(16),
     head_dim_default: None,
     text_model_types: &["qwen3_vl_moe_text"],
+    stored_experts: StoredExpertKind::Transposed,
     decoder_layer: DecoderLayerKind::Qwen3Moe,
     ..QWEN3_VL
 };
@@ -234,12 +311,21 @@ const QWEN3_NEXT: ArchitectureTraits = ArchitectureTraits {
     ..LLAMA
 };
 const QWEN35: ArchitectureTraits = ArchitectureTraits { kv_heads_default: Some(4), ..QWEN3_NEXT };
-const QWEN35_MULTIMODAL: ArchitectureTraits =
-    ArchitectureTraits { text_model_types: &["qwen3_5_text"], ..QWEN35 };
-const QWEN35_MOE: ArchitectureTraits =
-    ArchitectureTraits { kv_heads_default: Some(2), ..QWEN3_NEXT };
-const QWEN35_MOE_MULTIMODAL: ArchitectureTraits =
-    ArchitectureTraits { text_model_types: &["qwen3_5_moe_text"], ..QWEN35_MOE };
+const QWEN35_MULTIMODAL: ArchitectureTraits = ArchitectureTraits {
+    text_model_types: &["qwen3_5_text"],
+    stored_prefixes: MODEL_LANGUAGE_MODEL,
+    ..QWEN35
+};
+const QWEN35_MOE: ArchitectureTraits = ArchitectureTraits {
+    kv_heads_default: Some(2),
+    stored_experts: StoredExpertKind::Stacked,
+    ..QWEN3_NEXT
+};
+const QWEN35_MOE_MULTIMODAL: ArchitectureTraits = ArchitectureTraits {
+    text_model_types: &["qwen3_5_moe_text"],
+    stored_prefixes: MODEL_LANGUAGE_MODEL,
+    ..QWEN35_MOE
+};
 
 const DEEPSEEK: ArchitectureTraits = ArchitectureTraits {
     decoder_layer: DecoderLayerKind::Deepseek,
@@ -252,6 +338,7 @@ const PHI3: ArchitectureTraits = ArchitectureTraits {
     windowed_layers: WindowedLayerRule::All,
     attention_bias: AttentionBiasRule::Fixed { qkv: false },
     may_have_mlp_bias: false,
+    stacked_rows: StackedRowKind::QkvAndGateUp,
     synth_tokenizer: SynthTokenizerKind::Phi,
     eos_default: &[32_000],
     ..LLAMA
@@ -270,19 +357,34 @@ const GEMMA3: ArchitectureTraits = ArchitectureTraits {
     eos_default: &[1],
     ..LLAMA
 };
-const GEMMA3_MULTIMODAL: ArchitectureTraits =
-    ArchitectureTraits { text_model_types: &["gemma3_text"], ..GEMMA3 };
+const GEMMA3_MULTIMODAL: ArchitectureTraits = ArchitectureTraits {
+    text_model_types: &["gemma3_text"],
+    stored_prefixes: LANGUAGE_MODEL,
+    ..GEMMA3
+};
 const GEMMA4: ArchitectureTraits = ArchitectureTraits {
     windowed_layers: WindowedLayerRule::ExceptEverySixthAndLast,
     norm_weights: NormWeightKind::Unrounded,
+    stored_modules: &[
+        spelling(".router.proj.", ".mlp.gate."),
+        spelling(".experts.", ".mlp.experts."),
+    ],
+    stored_experts: StoredExpertKind::Stacked,
     decoder_layer: DecoderLayerKind::Gemma4,
     synth_tokenizer: SynthTokenizerKind::Gemma4,
     ..GEMMA3
 };
-const GEMMA4_MULTIMODAL: ArchitectureTraits =
-    ArchitectureTraits { text_model_types: &["gemma4_text"], ..GEMMA4 };
-const GEMMA4_UNIFIED: ArchitectureTraits =
-    ArchitectureTraits { text_model_types: &["gemma4_unified_text"], ..GEMMA4 };
+const GEMMA4_MULTIMODAL: ArchitectureTraits = ArchitectureTraits {
+    text_model_types: &["gemma4_text"],
+    stored_prefixes: MODEL_LANGUAGE_MODEL,
+    ..GEMMA4
+};
+const GEMMA4_UNIFIED: ArchitectureTraits = ArchitectureTraits {
+    text_model_types: &["gemma4_unified_text"],
+    stored_modules: &[],
+    stored_experts: StoredExpertKind::Separate,
+    ..GEMMA4_MULTIMODAL
+};
 const GPT_OSS: ArchitectureTraits = ArchitectureTraits {
     kv_heads_default: Some(8),
     head_dim_default: Some(64),
@@ -294,6 +396,8 @@ const GPT_OSS: ArchitectureTraits = ArchitectureTraits {
     norm_weights: NormWeightKind::Unrounded,
     has_sinks: true,
     may_have_mxfp4_experts: true,
+    stored_modules: &[spelling(".mlp.router.", ".mlp.gate.")],
+    stored_experts: StoredExpertKind::Transposed,
     decoder_layer: DecoderLayerKind::Qwen3Moe,
     synth_tokenizer: SynthTokenizerKind::Harmony,
     eos_default: &[],
@@ -340,6 +444,16 @@ impl ModelArchitecture {
             Self::GptOss => &GPT_OSS,
             Self::LlamaEagle3 => &LLAMA_EAGLE3,
         }
+    }
+}
+
+impl ModelArchitecture {
+    /// Returns the properties of the model or, for a multimodal model, of its text part with the configuration `fields`.
+    pub(super) fn text_traits(self, fields: &JsonFields) -> &'static ArchitectureTraits {
+        let model_type = fields.value("model_type").and_then(|value| value.as_str());
+        let variant = self.traits().text_variant.as_ref();
+        let variant = variant.filter(|variant| model_type == Some(variant.model_type));
+        variant.map_or(self.traits(), |variant| variant.traits)
     }
 }
 

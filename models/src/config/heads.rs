@@ -2,7 +2,7 @@
 
 use super::json_fields::JsonFields;
 use super::parse_config::WIDTH_LIMIT;
-use super::{AttentionTemperatureConfig, MlaConfig, ModelArchitecture, ModelConfigError};
+use super::{MlaConfig, ModelArchitecture, ModelConfigError};
 
 /// The number of channels per head must be a multiple of this number.
 const HEAD_UNIT: usize = 16;
@@ -51,8 +51,7 @@ pub(super) fn gqa_heads(
 /// `configuration_*.py`); `None` = the hidden size divided by the number of query heads. A field with the
 /// value null also means this quotient.
 fn absent_head_dim(fields: &JsonFields, architecture: ModelArchitecture) -> Option<usize> {
-    let is_ministral3 = AttentionTemperatureConfig::applies(fields, architecture);
-    architecture.traits().head_dim_default.or(is_ministral3.then_some(128))
+    architecture.text_traits(fields).head_dim_default
 }
 
 /// Reads the heads of MLA, where every query head has its own key and value.

@@ -4,9 +4,7 @@
 use super::architecture_rules::WindowedLayerRule;
 use super::json_fields::JsonFields;
 use super::parse_config::{LAYER_LIMIT, POSITION_LIMIT};
-use super::{
-    AttentionTemperatureConfig, ModelArchitecture, ModelConfig, ModelConfigError, RopeConfig,
-};
+use super::{ModelArchitecture, ModelConfig, ModelConfigError, RopeConfig};
 
 const TYPES: &str = "layer_types";
 const WINDOW: &str = "sliding_window";
@@ -69,8 +67,7 @@ fn window(
 
 /// Window of configurations without the field `sliding_window`. The value null means no window.
 fn absent_window(fields: &JsonFields, architecture: ModelArchitecture) -> Option<usize> {
-    let is_ministral3 = AttentionTemperatureConfig::applies(fields, architecture);
-    architecture.traits().window_default.filter(|_| !is_ministral3)
+    architecture.text_traits(fields).window_default
 }
 
 /// Reads for each layer whether it has the window `window`; the result may be empty if no layer has one.
@@ -158,9 +155,8 @@ fn listed_layers(
     config: &ModelConfig,
 ) -> Result<Option<Vec<bool>>, ModelConfigError> {
     let Some(types) = fields.strings(TYPES)? else { return Ok(None) };
-    let is_granite = config.architecture == ModelArchitecture::GraniteMoeHybrid;
-    let is_known =
-        |kind: &&str| [FULL, WINDOWED].contains(kind) || (is_granite && *kind == "attention");
+    let attention = config.architecture.traits().attention_layer_type;
+    let is_known = |kind: &&str| [FULL, WINDOWED].contains(kind) || attention == Some(*kind);
     if let Some(layer) = types.iter().position(|kind| !is_known(kind)) {
         let why = format!("supported are {FULL} and {WINDOWED}");
         return Err(fields.unsupported_entry(TYPES, layer, &why));

@@ -63,7 +63,9 @@ use self::architecture_rules::QkNormKind;
 use self::architecture_traits::ArchitectureTraits;
 use crate::foreign_formats::folder_format_hint;
 use crate::weights::{RotaryPairKind, RotaryRowOrder};
-pub(crate) use architecture_rules::{DecoderLayerKind, SynthTokenizerKind};
+pub(crate) use architecture_rules::{
+    DecoderLayerKind, StackedRowKind, StoredExpertKind, SynthTokenizerKind,
+};
 use ops::{ExpertGroups, GateActivation, RouterScoreFunction};
 use serde_json::{Map, Value};
 use std::path::Path;

@@ -206,7 +206,7 @@ fn intermediate(
     fields: &JsonFields,
     architecture: ModelArchitecture,
 ) -> Result<usize, ModelConfigError> {
-    let field = intermediate_field(architecture);
+    let field = architecture.traits().intermediate_field;
     let is_sparse = matches!(
         architecture,
         ModelArchitecture::Qwen35Moe | ModelArchitecture::Qwen35MoeMultimodal
@@ -215,15 +215,6 @@ fn intermediate(
         return Ok(fields.size_or_none(field, WIDTH_LIMIT)?.unwrap_or(0));
     }
     fields.size(field, WIDTH_LIMIT)
-}
-
-/// Name of the field with the intermediate size of a dense MLP.
-const fn intermediate_field(architecture: ModelArchitecture) -> &'static str {
-    match architecture {
-        // In variants with experts, this MLP is the shared expert.
-        ModelArchitecture::GraniteMoeHybrid => "shared_intermediate_size",
-        _ => "intermediate_size",
-    }
 }
 
 /// Rejects GraniteMoeHybrid configurations with experts or Mamba layers (transformers

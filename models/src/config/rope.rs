@@ -178,7 +178,7 @@ impl RopeConfig {
         }
         let has_mrope = architecture.is_multimodal() || architecture.traits().has_gated_delta;
         let mrope = if has_mrope { MROPE_PARAMETERS } else { &[] };
-        let has_temperature = AttentionTemperatureConfig::applies(fields, architecture);
+        let has_temperature = architecture.text_traits(fields).has_temperature;
         let temperature = if has_temperature { TEMPERATURE_PARAMETERS } else { &[] };
         map.reject_unknown(&[PARAMETERS, mrope, temperature].concat())?;
         if architecture.traits().has_rope_by_layer_type {
@@ -237,7 +237,7 @@ impl RopeConfig {
                 "rope_type": "yarn", "factor": 32.0, "original_max_position_embeddings": 4096,
                 "beta_fast": 32.0, "beta_slow": 1.0, "truncate": false,
             })
-        } else if AttentionTemperatureConfig::applies(fields, architecture) {
+        } else if architecture.text_traits(fields).has_temperature {
             serde_json::json!({
                 "rope_type": "yarn", "rope_theta": 1e6, "factor": 16.0,
                 "original_max_position_embeddings": 16384, "beta_fast": 32.0, "beta_slow": 1.0,

@@ -26,7 +26,7 @@ impl AttentionTemperatureConfig {
         rope: Option<&JsonFields>,
     ) -> Result<Option<Self>, ModelConfigError> {
         const INTERVAL: &str = "original_max_position_embeddings";
-        let Some(rope) = rope.filter(|_| Self::applies(fields, architecture)) else {
+        let Some(rope) = rope.filter(|_| architecture.text_traits(fields).has_temperature) else {
             return Ok(None);
         };
         match rope.number_or_none(BETA)? {
@@ -38,17 +38,6 @@ impl AttentionTemperatureConfig {
                 let interval = interval.or(fields.positive_or_none(INTERVAL)?);
                 Ok(Some(Self { beta, interval: interval.ok_or_else(|| rope.missing(INTERVAL))? }))
             }
-        }
-    }
-
-    /// Whether the model, or the text part of a multimodal model, is Ministral 3, which has an attention
-    /// temperature.
-    pub(super) fn applies(fields: &JsonFields, architecture: ModelArchitecture) -> bool {
-        let model_type = || fields.value("model_type").and_then(|value| value.as_str());
-        match architecture {
-            ModelArchitecture::Ministral3 => true,
-            ModelArchitecture::Mistral3 => model_type() == Some("ministral3"),
-            _ => false,
         }
     }
 

@@ -4,7 +4,7 @@
 //! gate and up projections. The experts of a layer may be stored in two tensors, `experts.gate_up_proj` and
 //! `experts.down_proj`, with one matrix per expert. A checkpoint may store weights separately or fused.
 
-use crate::config::LayerQuantization;
+use crate::config::{LayerQuantization, StackedRowKind, StoredExpertKind};
 use crate::weight_table::TensorSpec;
 use crate::{ModelArchitecture, ModelConfig};
 
@@ -64,7 +64,7 @@ impl FusedWeightLocation {
                 projections,
                 first_row: if alternates { index } else { rows * index },
                 row_step: if alternates { projections } else { 1 },
-                transposed: has_transposed_experts(config),
+                transposed: stored_experts(config) == StoredExpertKind::Transposed,
             });
         }
         let (fused, index) = find(&[QKV, GATE_UP], projection)?;
@@ -92,7 +92,7 @@ impl FusedWeightLocation {
     pub(crate) fn of_family(spec: &TensorSpec, config: &ModelConfig) -> Option<Self> {
         let fused = Self::of(spec, config)?;
         let is_stored = match fused.experts {
-            Some(_) => has_transposed_experts(config) || has_fused_experts(config),
+            Some(_) => stored_experts(config) != StoredExpertKind::Separate,
             None => stores_fused_rows(config, &fused),
         };
         is_stored.then_some(fused)
@@ -130,30 +130,17 @@ impl FusedWeightLocation {
     }
 }
 
-/// Whether published checkpoints store the experts of a layer in two tensors, with transposed matrices.
-fn has_transposed_experts(config: &ModelConfig) -> bool {
-    matches!(config.architecture, ModelArchitecture::Qwen3VlMoe | ModelArchitecture::GptOss)
+/// Tensors of the experts of a layer in published checkpoints.
+fn stored_experts(config: &ModelConfig) -> StoredExpertKind {
+    config.architecture.traits().stored_experts
 }
 
-/// Whether published checkpoints store the experts of a layer in two tensors, with matrices that are not transposed.
-fn has_fused_experts(config: &ModelConfig) -> bool {
-    matches!(
-        config.architecture,
-        ModelArchitecture::Qwen35Moe
-            | ModelArchitecture::Qwen35MoeMultimodal
-            | ModelArchitecture::Gemma4
-            | ModelArchitecture::Gemma4Multimodal
-    )
-}
-
-/// Whether published checkpoints store `qkv_proj` and `gate_up_proj` of attention and dense MLPs.
+/// Whether published checkpoints store the rows of projections stacked in the tensor `fused`.
 fn stores_fused_rows(config: &ModelConfig, fused: &FusedWeightLocation) -> bool {
-    match config.architecture {
-        ModelArchitecture::Phi3 => true,
-        ModelArchitecture::GraniteMoeHybrid | ModelArchitecture::Glm | ModelArchitecture::Glm4 => {
-            fused.name.contains(GATE_UP.name)
-        }
-        _ => false,
+    match config.architecture.traits().stacked_rows {
+        StackedRowKind::Absent => false,
+        StackedRowKind::GateUp => fused.name.contains(GATE_UP.name),
+        StackedRowKind::QkvAndGateUp => true,
     }
 }
 

@@ -29,7 +29,9 @@ pub(crate) use fused_weight::FusedWeightLocation;
 pub(crate) use mxfp4::{BLOCKS, GROUP_BYTES, SCALES};
 pub(crate) use rotary_rows::{RotaryPairKind, RotaryRowOrder};
 pub(crate) use source::WeightSource;
-pub(crate) use stored_names::family_name;
+pub(crate) use stored_names::{
+    LANGUAGE_MODEL, MODEL_LANGUAGE_MODEL, TensorNameReplacement, family_name, spelling,
+};
 
 use crate::config::{KvProjectionKind, NormWeightKind};
 use crate::expert_placement::check_placement;

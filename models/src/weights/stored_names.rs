@@ -1,30 +1,34 @@
 //! Names under which checkpoints store the weights of the weight table.
 //!
 //! The weight table has one canonical name per weight. A checkpoint may store the weight with a different
-//! prefix, with a name that is specific to the model family, or as rows of a fused tensor. The tables of this
-//! file list the prefixes and family names. The loader replaces stored names by canonical names; synthetic
+//! prefix, with a name that is specific to the model family (`stored_prefixes` and `stored_modules` of
+//! `ArchitectureTraits`), or as rows of a fused tensor. The loader replaces stored names by canonical names; synthetic
 //! checkpoints are written with the names that transformers reads. The values of synthetic weights depend on
 //! canonical names only.
 
+use crate::ModelConfig;
 use crate::weight_table::MIDLAYER;
-use crate::{ModelArchitecture, ModelConfig};
 
 /// Replacement of a part of tensor names: stored spelling and canonical spelling.
 #[derive(Debug, Clone, Copy)]
-struct TensorNameReplacement {
+pub(crate) struct TensorNameReplacement {
     stored: &'static str,
     canonical: &'static str,
 }
 
-const fn spelling(stored: &'static str, canonical: &'static str) -> TensorNameReplacement {
+/// Returns the replacement of `stored` by `canonical`.
+pub(crate) const fn spelling(
+    stored: &'static str,
+    canonical: &'static str,
+) -> TensorNameReplacement {
     TensorNameReplacement { stored, canonical }
 }
 
 /// Prefix of the text part of a multimodal model, in checkpoints that transformers 5 writes.
-const MODEL_LANGUAGE_MODEL: &[TensorNameReplacement] =
+pub(crate) const MODEL_LANGUAGE_MODEL: &[TensorNameReplacement] =
     &[spelling("model.language_model.", "model.")];
 /// Prefixes of the text part of a multimodal model, in older checkpoints.
-const LANGUAGE_MODEL: &[TensorNameReplacement] =
+pub(crate) const LANGUAGE_MODEL: &[TensorNameReplacement] =
     &[spelling("language_model.model.", "model."), spelling("language_model.lm_head.", "lm_head.")];
 /// Prefixes in checkpoints of `…Model` architectures, which store the decoder without an LM head.
 const DECODER_ONLY: &[TensorNameReplacement] = &[
@@ -34,36 +38,6 @@ const DECODER_ONLY: &[TensorNameReplacement] = &[
 ];
 /// Prefix of the decoder layer in newer EAGLE-3 checkpoints.
 const DRAFT_LAYER: &[TensorNameReplacement] = &[spelling(MIDLAYER[1], MIDLAYER[0])];
-
-/// Modules of a Mixtral layer, as named in published checkpoints (`modeling_mixtral.py` before transformers
-/// 5).
-const MIXTRAL_MODULES: &[TensorNameReplacement] = &[
-    spelling(".block_sparse_moe.", ".mlp."),
-    spelling(".w1.", ".gate_proj."),
-    spelling(".w2.", ".down_proj."),
-    spelling(".w3.", ".up_proj."),
-];
-
-/// Modules of a dense Granite 4 layer (`modeling_granitemoehybrid.py`).
-const GRANITE4_MODULES: &[TensorNameReplacement] = &[
-    spelling(".shared_mlp.input_linear.", ".mlp.gate_up_proj."),
-    spelling(".shared_mlp.output_linear.", ".mlp.down_proj."),
-];
-
-/// Norms of a GLM-4 layer (`modeling_glm4.py`). The order matters: the second replacement writes the name that the first
-/// one replaces.
-const GLM4_MODULES: &[TensorNameReplacement] = &[
-    spelling(".post_attention_layernorm.", ".pre_feedforward_layernorm."),
-    spelling(".post_self_attn_layernorm.", ".post_attention_layernorm."),
-    spelling(".post_mlp_layernorm.", ".post_feedforward_layernorm."),
-];
-
-/// Module of the router in a gpt-oss layer (`modeling_gpt_oss.py`).
-const GPT_OSS_MODULES: &[TensorNameReplacement] = &[spelling(".mlp.router.", ".mlp.gate.")];
-
-/// Router and experts in a Gemma 4 layer (`modeling_gemma4.py`).
-const GEMMA4_MODULES: &[TensorNameReplacement] =
-    &[spelling(".router.proj.", ".mlp.gate."), spelling(".experts.", ".mlp.experts.")];
 
 /// Prefix of the tensors of the MTP module of Qwen3-Next and Qwen3.5.
 pub(super) const MTP: &str = "mtp.";
@@ -91,18 +65,6 @@ const VISION_PREFIXES: &[&str] = &[
     "model.embed_vision.",
     "model.embed_audio.",
 ];
-
-/// Spellings of module names within a layer, which depend on the model family.
-fn module_spellings(config: &ModelConfig) -> &'static [TensorNameReplacement] {
-    match config.architecture {
-        ModelArchitecture::Mixtral => MIXTRAL_MODULES,
-        ModelArchitecture::GraniteMoeHybrid => GRANITE4_MODULES,
-        ModelArchitecture::Glm4 => GLM4_MODULES,
-        ModelArchitecture::GptOss => GPT_OSS_MODULES,
-        ModelArchitecture::Gemma4 | ModelArchitecture::Gemma4Multimodal => GEMMA4_MODULES,
-        _ => &[],
-    }
-}
 
 /// Returns the canonical name of a tensor of an MTP module that is stored apart from the decoder layers; `None` for all
 /// other tensors.
@@ -145,7 +107,7 @@ pub(super) fn canonical_name(config: &ModelConfig, stored: &str) -> String {
         Some(format!("{}{rest}", spelling.canonical))
     });
     let name = renamed.unwrap_or_else(|| stored.to_owned());
-    let modules = module_spellings(config).iter();
+    let modules = config.architecture.traits().stored_modules.iter();
     modules.fold(name, |name, spelling| name.replace(spelling.stored, spelling.canonical))
 }
 
@@ -154,22 +116,13 @@ pub(crate) fn family_name(config: &ModelConfig, canonical: &str) -> String {
     if let Some(name) = stored_mtp_name(config, canonical) {
         return name;
     }
-    let prefixes: &[TensorNameReplacement] = match config.architecture {
-        ModelArchitecture::Mistral3 | ModelArchitecture::Gemma3Multimodal => LANGUAGE_MODEL,
-        ModelArchitecture::Gemma4Multimodal
-        | ModelArchitecture::Gemma4Unified
-        | ModelArchitecture::Qwen3Vl
-        | ModelArchitecture::Qwen3VlMoe
-        | ModelArchitecture::Qwen35Multimodal
-        | ModelArchitecture::Qwen35MoeMultimodal => MODEL_LANGUAGE_MODEL,
-        _ => &[],
-    };
-    let renamed = prefixes.iter().find_map(|spelling| {
+    let traits = config.architecture.traits();
+    let renamed = traits.stored_prefixes.iter().find_map(|spelling| {
         let rest = canonical.strip_prefix(spelling.canonical)?;
         Some(format!("{}{rest}", spelling.stored))
     });
     let name = renamed.unwrap_or_else(|| canonical.to_owned());
-    let modules = module_spellings(config).iter().rev();
+    let modules = traits.stored_modules.iter().rev();
     modules.fold(name, |name, spelling| name.replace(spelling.canonical, spelling.stored))
 }
 
@@ -182,6 +135,7 @@ pub(super) fn is_vision_tensor(config: &ModelConfig, name: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::ModelArchitecture;
     use crate::weight_table::tests::tiny;
 
     const NAMES: &[&str] = &[
