@@ -30,8 +30,8 @@ pub(crate) enum CallParseStatus {
 pub(super) type AllowedFunctionNames = Option<Arc<[String]>>;
 
 /// Returns the names of `tools`, the tools of a request.
-pub(super) fn allowed_names(tools: &[ToolDefinition]) -> AllowedFunctionNames {
-    Some(tools.iter().map(|tool| tool.name.clone()).collect())
+pub(super) fn allowed_names(tools: &[ToolDefinition]) -> Arc<[String]> {
+    tools.iter().map(|tool| tool.name.clone()).collect()
 }
 
 #[derive(Debug, Clone)]

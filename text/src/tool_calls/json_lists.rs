@@ -45,7 +45,7 @@ impl ListMarkers {
 
 impl SyntaxKind for JsonListSyntax {
     fn parser(&'static self, options: ToolCallParserOptions<'_>) -> Option<Box<dyn CallParser>> {
-        Some(Box::new(JsonListToolParser::new(self, allowed_names(options.tools))))
+        Some(Box::new(JsonListToolParser::new(self, Some(allowed_names(options.tools)))))
     }
 
     fn special_markers(&self) -> Vec<&'static str> {

@@ -22,7 +22,7 @@ pub(crate) struct Llama3JsonSyntax;
 
 impl SyntaxKind for Llama3JsonSyntax {
     fn parser(&'static self, options: ToolCallParserOptions<'_>) -> Option<Box<dyn CallParser>> {
-        Some(Box::new(LlamaToolParser::new(allowed_names(options.tools))))
+        Some(Box::new(LlamaToolParser::new(Some(allowed_names(options.tools)))))
     }
 
     fn special_markers(&self) -> Vec<&'static str> {

@@ -41,7 +41,7 @@ impl SyntaxKind for PythonicSyntax {
             Self::List => None,
             Self::Block(block) => Some(block),
         };
-        Some(Box::new(PythonicToolParser::new(allowed_names(options.tools), block)))
+        Some(Box::new(PythonicToolParser::new(Some(allowed_names(options.tools)), block)))
     }
 
     fn special_markers(&self) -> Vec<&'static str> {
