@@ -119,7 +119,7 @@ fn without_block_ids(mut blocks: Vec<Value>) -> Vec<Value> {
 
 #[test]
 fn text_around_tool_uses_keeps_its_place() {
-    let parsers = (Some(ToolCallSyntax::Hermes), None);
+    let parsers = (Some(ToolCallSyntax::HERMES), None);
     let scripted_output = Some(TEXT_AROUND_CALLS);
     let server =
         TestServer::start(&ServerSetup { scripted_output, parsers, ..ServerSetup::default() });
