@@ -100,12 +100,12 @@ impl ToolCallSyntax {
 
     /// Returns all syntaxes.
     pub fn all() -> Vec<Self> {
-        distinct(Self::NAMES)
+        distinct(Self::NAMES.iter().map(|(_, format)| *format))
     }
 
     /// Returns the syntax with the command-line name `name`.
     pub fn named(name: &str) -> Option<Self> {
-        find(Self::NAMES, name)
+        Self::NAMES.iter().find(|(known, _)| *known == name).map(|(_, format)| *format)
     }
 
     /// Returns the syntax that a chat template prints, which `mentions` searches for a text; `None` = the template has no
@@ -156,12 +156,12 @@ impl ReasoningFamily {
 
     /// Returns all formats.
     pub fn all() -> Vec<Self> {
-        distinct(Self::NAMES)
+        distinct(Self::NAMES.iter().map(|(_, format)| *format))
     }
 
     /// Returns the format with the command-line name `name`.
     pub fn named(name: &str) -> Option<Self> {
-        find(Self::NAMES, name)
+        Self::NAMES.iter().find(|(known, _)| *known == name).map(|(_, format)| *format)
     }
 
     /// Returns the format that a chat template prints, which `mentions` searches for a text; `default` is the format of
@@ -173,18 +173,15 @@ impl ReasoningFamily {
     }
 }
 
-fn find<T: Copy>(names: &[(&str, T)], name: &str) -> Option<T> {
-    names.iter().find(|(known, _)| *known == name).map(|(_, format)| *format)
-}
-
-fn distinct<T: Copy + PartialEq>(names: &[(&str, T)]) -> Vec<T> {
-    let mut formats: Vec<T> = Vec::new();
-    for (_, format) in names {
-        if !formats.contains(format) {
-            formats.push(*format);
+/// Returns each of `formats` once.
+fn distinct<T: PartialEq>(formats: impl Iterator<Item = T>) -> Vec<T> {
+    let mut found = Vec::new();
+    for format in formats {
+        if !found.contains(&format) {
+            found.push(format);
         }
     }
-    formats
+    found
 }
 
 #[cfg(test)]
