@@ -16,6 +16,7 @@ instructions of a wave take longer than its matrix instructions.
 Another version of clang 22 than the recorded one has other counts; `worse_counts` finds those that are clearly worse.
 """
 import collections, math, re, subprocess
+import lds_waits
 
 WAVE_REGISTERS = 512  # per lane and SIMD of CDNA 3 and 4, shared by VGPRs and AGPRs
 WAVES_MAX = 8         # per SIMD
@@ -35,7 +36,6 @@ MFMA_CYCLES = {
     "32x32x2": 64, "32x32x4": 64, "32x32x8": 32, "32x32x16": 32, "32x32x64": 64,
 }
 Instruction = collections.namedtuple("Instruction", "address op args simm16")
-Loop = collections.namedtuple("Loop", "first last")
 
 
 def disassemble(code_object):
@@ -56,34 +56,71 @@ def parse_disassembly(text):
 
 
 def loops_of(instructions):
-    """Returns the loops as inclusive ranges of indices. Two ranges are nested or have no instruction in common."""
+    """Returns the loops, each as a tuple of the indices of its instructions. A loop is a region of the control flow in which each
+    instruction can be reached from each other one, so a branch to an earlier address alone is none. Two loops are nested or have no
+    instruction in common."""
+    blocks = basic_blocks(instructions)
     index = {instruction.address: i for i, instruction in enumerate(instructions)}
-    loops = []
-    for i, instruction in enumerate(instructions):
-        if not instruction.op.startswith(("s_cbranch", "s_branch")):
-            continue
-        distance = instruction.simm16 - (instruction.simm16 >> 15 << 16)
-        target = index.get(instruction.address + 4 + 4 * distance)
-        if target is not None and target <= i:
-            loops = merged(loops, Loop(target, i))
+    after = {first: lds_waits.successors(instructions, index, last) for first, last in blocks.items()}
+    loops, regions = [], [set(blocks)]
+    while regions:
+        region = regions.pop()
+        for found in strongly_connected(region, after):
+            if len(found) == 1 and not found & set(after[min(found)]):
+                continue
+            loops.append(tuple(i for first in sorted(found) for i in range(first, blocks[first] + 1)))
+            # Without the blocks where the loop begins, the rest of it has only its inner loops.
+            entries = {j for first in blocks if first not in found for j in after[first] if j in found}
+            regions.append(found - (entries or {min(found)}))
     return sorted(loops)
 
 
-def merged(loops, new):
-    """Adds a loop. Loops that overlap it in part, or begin at the same place (`continue`), become one with it."""
-    for loop in loops:
-        is_apart = loop.last < new.first or new.last < loop.first
-        is_nested = (new.first < loop.first and loop.last <= new.last) or (loop.first < new.first and new.last <= loop.last)
-        if not is_apart and not is_nested:
-            rest = [other for other in loops if other != loop]
-            return merged(rest, Loop(min(loop.first, new.first), max(loop.last, new.last)))
-    return [*loops, new]
+def basic_blocks(instructions):
+    """Returns the index of the last instruction of each basic block by that of its first one."""
+    index = {instruction.address: i for i, instruction in enumerate(instructions)}
+    firsts = {0} if instructions else set()
+    for i, instruction in enumerate(instructions):
+        if instruction.op.startswith(("s_branch", "s_cbranch", "s_endpgm")):
+            firsts |= {i + 1, *lds_waits.successors(instructions, index, i)}
+    ordered = sorted(first for first in firsts if first < len(instructions))
+    return {first: next_first - 1 for first, next_first in zip(ordered, [*ordered[1:], len(instructions)])}
+
+
+def strongly_connected(nodes, after):
+    """Returns the strongly connected sets of the graph of `nodes` with the edges `after` (Kosaraju)."""
+    before, order, seen = collections.defaultdict(list), [], set()
+    for node in nodes:
+        for other in after[node]:
+            before[other].append(node)
+    for root in sorted(nodes):
+        reached(root, nodes, after, seen, order)
+    sets, seen = [], set()
+    for root in reversed(order):
+        if found := reached(root, nodes, before, seen, []):
+            sets.append(set(found))
+    return sets
+
+
+def reached(root, nodes, edges, seen, order):
+    """Appends the nodes that are reached from `root` and not yet seen to `order`, each after those reached from it."""
+    work = [(root, False)]
+    while work:
+        node, is_done = work.pop()
+        if is_done:
+            order.append(node)
+        elif node in nodes and node not in seen:
+            seen.add(node)
+            work += [(node, True), *((other, False) for other in edges[node])]
+    return order
+
+
+def is_inside(inner, outer):
+    return inner != outer and set(inner) <= set(outer)
 
 
 def innermost(loops):
     """Returns the loops that contain no other one."""
-    inside = lambda inner, outer: inner != outer and outer.first <= inner.first and inner.last <= outer.last
-    return [loop for loop in loops if not any(inside(other, loop) for other in loops)]
+    return [loop for loop in loops if not any(is_inside(other, loop) for other in loops)]
 
 
 def mfma_cycles(op):
@@ -105,6 +142,10 @@ def access_width(op):
 
 def is_vector_load(instruction):
     return re.match(r"(global|flat|buffer)_load", instruction.op)
+
+
+def is_wide_load(instruction):
+    return is_vector_load(instruction) and "dwordx" in instruction.op
 
 
 def counts_in_vmcnt(instruction):
@@ -177,24 +218,24 @@ def is_matrix(instruction):
 
 def hot_loops(instructions):
     """Returns the bodies of the loops that decide the speed of a kernel. With matrix instructions these are the smallest
-    loops that multiply, the smallest loops around those that load nothing, and those that copy to LDS; otherwise the four
-    innermost loops that load most."""
-    body = lambda loop: instructions[loop.first:loop.last + 1]
+    loops that multiply, the smallest loops around those that load nothing, and those that copy vectors to LDS, unlike searches of a
+    row, which write a result there; otherwise the four innermost loops that load most."""
+    body = lambda loop: [instructions[i] for i in loop]
     loads = lambda loop: sum(bool(is_vector_load(i)) for i in body(loop))
     loops = loops_of(instructions)
     if not any(map(is_matrix, instructions)):
         hot = sorted(filter(loads, innermost(loops)), key=loads, reverse=True)[:4]
         return [body(loop) for loop in sorted(hot)]
     multiplies = innermost([loop for loop in loops if any(map(is_matrix, body(loop)))])
-    copies = [loop for loop in innermost(loops) if loads(loop) and any(i.op.startswith("ds_write") for i in body(loop))]
+    is_copy = lambda loop: any(map(is_wide_load, body(loop))) and any(i.op.startswith("ds_write") for i in body(loop))
+    copies = list(filter(is_copy, innermost(loops)))
     around = [smallest_around(loop, filter(loads, loops)) for loop in multiplies if not loads(loop)]
     return [body(loop) for loop in sorted({*multiplies, *copies, *filter(None, around)})]
 
 
 def smallest_around(inner, loops):
     """Returns the smallest of the loops that contain another one, or None."""
-    found = [loop for loop in loops if loop != inner and loop.first <= inner.first and inner.last <= loop.last]
-    return min(found, key=lambda loop: loop.last - loop.first, default=None)
+    return min((loop for loop in loops if is_inside(inner, loop)), key=len, default=None)
 
 
 def waves_by_lds(target, static_bytes, threads):

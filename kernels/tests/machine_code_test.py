@@ -56,18 +56,60 @@ class LoopCounts(unittest.TestCase):
     def test_unknown_matrix_shape_is_an_error(self):
         self.assertRaisesRegex(ValueError, "8x8x8", machine_code.mfma_cycles, "v_mfma_f32_8x8x8_f16")
 
-    def test_overlapping_loops_are_merged_and_nested_ones_kept(self):
-        loop = machine_code.Loop
-        self.assertEqual(machine_code.merged([loop(2, 8)], loop(5, 12)), [loop(2, 12)])
-        self.assertEqual(machine_code.merged([loop(2, 8)], loop(2, 12)), [loop(2, 12)])
-        self.assertEqual(machine_code.merged([loop(4, 8)], loop(2, 12)), [loop(4, 8), loop(2, 12)])
-        self.assertEqual(machine_code.innermost([loop(4, 8), loop(2, 12)]), [loop(4, 8)])
-
     def test_lds_limits_waves_in_units_of_the_architecture(self):
         for arch, lds_bytes, threads, waves in [("gfx942", 0, 256, 8), ("gfx942", 20 << 10, 256, 3), ("gfx942", 64 << 10, 256, 1),
                                                 ("gfx942", 42 * 512, 256, 3), ("gfx942", 42 * 512 + 1, 256, 2),
                                                 ("gfx942", 64 << 10, 1024, 4), ("gfx950", 64 << 10, 256, 2), ("gfx950", 1, 64, 8)]:
             self.assertEqual(machine_code.waves_by_lds(arch, lds_bytes, threads), waves, f"{arch}, {lds_bytes}, {threads}")
+
+
+def code(*items):
+    """Instructions of 4 bytes, each given as an op, or as an op and the index of the target of a branch."""
+    listed = [(item, i + 1) if isinstance(item, str) else item for i, item in enumerate(items)]
+    return [machine_code.Instruction(4 * i, op, "", (target - i - 1) & 0xFFFF) for i, (op, target) in enumerate(listed)]
+
+
+class Loops(unittest.TestCase):
+    def loops(self, *items):
+        return machine_code.loops_of(code(*items))
+
+    def test_jump_back_out_of_a_branch_is_no_loop(self):
+        # The code of a rare case is after the end of the kernel and jumps back to it, as in moe_gemm_small_m with biases.
+        self.assertEqual(self.loops("s_load", ("s_cbranch_scc1", 4), "global_store", "s_endpgm", "global_load", ("s_branch", 2)), [])
+
+    def test_branch_around_code_is_no_loop(self):
+        self.assertEqual(self.loops("s_load", ("s_cbranch_scc1", 3), "global_load", "global_store", "s_endpgm"), [])
+
+    def test_loop_of_one_instruction_is_found(self):
+        self.assertEqual(self.loops("s_load", ("s_cbranch_scc1", 1), "s_endpgm"), [(1,)])
+
+    def test_nested_loops_are_kept(self):
+        loops = self.loops("s_load", "v_add", "v_mul", ("s_cbranch_scc1", 2), ("s_cbranch_scc1", 1), "s_endpgm")
+        self.assertEqual(loops, [(1, 2, 3, 4), (2, 3)])
+        self.assertEqual(machine_code.innermost(loops), [(2, 3)])
+        self.assertEqual(machine_code.smallest_around((2, 3), loops), (1, 2, 3, 4))
+
+    def test_two_branches_to_the_begin_are_one_loop(self):
+        # `continue` at 1, an exit at 2.
+        self.assertEqual(self.loops("v_add", ("s_cbranch_scc1", 0), ("s_cbranch_scc1", 5), "v_mul", ("s_branch", 0), "s_endpgm"),
+                         [(0, 1, 2, 3, 4)])
+
+    def test_loop_that_begins_at_its_condition_is_found(self):
+        self.assertEqual(self.loops(("s_branch", 2), "v_add", "s_cmp", ("s_cbranch_scc1", 1), "s_endpgm"), [(1, 2, 3)])
+
+    def test_branch_of_a_loop_that_is_after_its_end_is_in_the_loop(self):
+        # Code between the loop and its rare case is in no loop.
+        self.assertEqual(self.loops("v_add", ("s_cbranch_execnz", 5), "v_mul", ("s_cbranch_scc1", 0), "s_endpgm",
+                                    "global_store", ("s_branch", 2)), [(0, 1, 2, 3, 5, 6)])
+
+    def test_copy_of_vectors_is_hot_and_search_is_not(self):
+        product = ["global_load_dwordx4", "v_mfma_f32_16x16x16_bf16", ("s_cbranch_scc1", 0)]
+        for load, hot in [("global_load_dword", [3]), ("global_load_dwordx2", [3, 3])]:
+            bodies = machine_code.hot_loops(code(*product, load, "ds_write_b64", ("s_cbranch_scc1", 3), "s_endpgm"))
+            self.assertEqual([len(body) for body in bodies], hot, load)
+
+    def test_loop_with_two_entries_is_found(self):
+        self.assertEqual(self.loops(("s_cbranch_scc1", 2), "v_add", "v_mul", ("s_cbranch_scc1", 1), "s_endpgm"), [(1, 2, 3)])
 
 
 class BarrierWaits(unittest.TestCase):
