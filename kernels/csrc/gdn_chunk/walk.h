@@ -7,15 +7,29 @@
 // The state of 16 value columns: tile t has keys 16t to 16t + 15.
 struct ColumnState { FragC tile[KEY_TILES]; };
 
+// Offset of element e of tile t of a lane.
+DEV u64 state_offset(u32 t, u32 e, u32 value_dim) {
+#if WARP_SIZE == 64
+    // The sum of a scalar and of one of four offsets of the lane, which take fewer registers than an offset per tile.
+    return (u64)t * 16 * value_dim + (index_of(e) * value_dim + column_of(e));
+#else
+    return (u64)(t * 16 + index_of(e)) * value_dim + column_of(e);
+#endif
+}
 DEV void load_state(ColumnState& s, const float* from, u32 value_dim, bool present) {
     UNROLL for (u32 t = 0; t < KEY_TILES; ++t)
         UNROLL for (u32 e = 0; e < FragLayout::NC; ++e)
-            s.tile[t].x[e] = present ? from[(u64)(t * 16 + index_of(e)) * value_dim + column_of(e)] : 0.f;
+            s.tile[t].x[e] = present ? from[state_offset(t, e, value_dim)] : 0.f;
+}
+// Waits for the loads of the state. Otherwise the compiler would wait for them in every turn, and also for newer loads.
+DEV void wait_for_state(ColumnState& s) {
+    UNROLL for (u32 t = 0; t < KEY_TILES; ++t)
+        UNROLL for (u32 e = 0; e < FragLayout::NC; ++e) s.tile[t].x[e] = as_f32(pinned(as_u32(s.tile[t].x[e])));
 }
 DEV void store_state(float* to, const ColumnState& s, u32 value_dim) {
     UNROLL for (u32 t = 0; t < KEY_TILES; ++t)
         UNROLL for (u32 e = 0; e < FragLayout::NC; ++e)
-            to[(u64)(t * 16 + index_of(e)) * value_dim + column_of(e)] = s.tile[t].x[e];
+            to[state_offset(t, e, value_dim)] = s.tile[t].x[e];
 }
 
 // Operands of 16 columns: of the tokens of a chunk, of all keys.
@@ -40,8 +54,26 @@ DEV TokenColumns value_residuals(const KeyColumns& state, const StateStage& stag
     return residuals;
 }
 
-// Solves (I + A) delta = diag(beta) residuals, passes delta to the output warp, and returns e^(G(last) - G) delta / |k|.
+// Tiles of a chunk: on AMD in registers, on NVIDIA in shared memory.
 struct InverseTiles { TileOperand tile[PAIRS]; };
+struct ScoreTiles { FragA tile[PAIRS]; };
+#if WARP_SIZE == 64
+DEV InverseTiles inverse_of(const StagedState&, const TurnCopies& copies) { return bits_as<InverseTiles>(copies.tile); }
+DEV ScoreTiles scores_of(const StagedOutput&, const TurnCopies& copies) { return bits_as<ScoreTiles>(copies.tile); }
+#else
+DEV InverseTiles inverse_of(const StagedState& staged, const TurnCopies&) {
+    InverseTiles inverse;
+    UNROLL for (u32 n = 0; n < PAIRS; ++n) inverse.tile[n] = staged.inverse[n][lane()];
+    return inverse;
+}
+DEV ScoreTiles scores_of(const StagedOutput& staged, const TurnCopies&) {
+    ScoreTiles scores;
+    UNROLL for (u32 n = 0; n < PAIRS; ++n) scores.tile[n] = staged.scores[n][lane()];
+    return scores;
+}
+#endif
+
+// Solves (I + A) delta = diag(beta) residuals, passes delta to the output warp, and returns e^(G(last) - G) delta / |k|.
 DEV TokenColumns written_deltas(const TokenColumns& residuals, const InverseTiles& inverse, const KeyFactors& factors,
                                 ChunkExchange& exchange) {
     FragC delta[TILES];
@@ -59,19 +91,13 @@ DEV TokenColumns written_deltas(const TokenColumns& residuals, const InverseTile
     return written;
 }
 
-DEV void load_inverse(InverseTiles& inverse, const StateRecord& record) {
-    UNROLL for (u32 n = 0; n < PAIRS; ++n) inverse.tile[n] = record.inverse[n][lane()];
-}
-
 // Updates the state of 16 columns by a chunk: s = e^G(last) s + sum of e^(G(last) - G) k delta^T.
-DEV void update_state(ColumnState& s, const StateStage& stage, const StateRecord& record, u32 column, ChunkExchange& exchange) {
-    InverseTiles inverse;
-    if (WARP_SIZE == 64) load_inverse(inverse, record);  // from memory: as early as possible
+DEV void update_state(ColumnState& s, const StateStage& stage, const TurnCopies& copies, u32 column, ChunkExchange& exchange) {
     KeyColumns state;
     UNROLL for (u32 t = 0; t < KEY_TILES; ++t) state.tile[t] = rounded<ColumnOperand>(s.tile[t]);
     UNROLL for (u32 t = 0; t < KEY_TILES; ++t) exchange.state[t][lane()] = as_b(state.tile[t]);
     const TokenColumns residuals = value_residuals(state, stage, column);
-    if (WARP_SIZE == 32) load_inverse(inverse, record);  // from shared memory: not before registers are free
+    const InverseTiles inverse = inverse_of(stage.record, copies);  // On NVIDIA a load, not before registers are free.
     const KeyFactors& factors = factors_of(stage.record);
     const TokenColumns written = written_deltas(residuals, inverse, factors, exchange);
     const float total = factors.total[0];
@@ -95,22 +121,27 @@ DEV void store_outputs(half_t* o, u32 o_stride, const FragC& out, u32 tokens) {
 }
 
 // Computes the outputs of a chunk: e^G Q s + tril(Q K^T * decay) delta.
-DEV void chunk_outputs(half_t* o, u32 o_stride, const OutputStage& stage, const OutputRecord& record, const ChunkExchange& exchange,
+DEV void chunk_outputs(half_t* o, u32 o_stride, const OutputStage& stage, const TurnCopies& copies, const ChunkExchange& exchange,
                        u32 tokens) {
     const QueryFactors& factors = factors_of(stage.record);
-    FragA scores[PAIRS];
-    UNROLL for (u32 n = 0; n < PAIRS; ++n) scores[n] = record.scores[n][lane()];
+    const ScoreTiles scores = scores_of(stage.record, copies);
     FragC out[TILES];
     UNROLL for (u32 i = 0; i < TILES; ++i) out[i] = zero_c();
     UNROLL for (u32 t = 0; t < KEY_TILES; ++t) {
         const FragB state = exchange.state[t][lane()];
         UNROLL for (u32 i = 0; i < TILES; ++i) mma16(out[i], load_a(stage.q + i * 16 * K_STRIDE + t * 16, K_STRIDE), state);
     }
+    const auto store = [&](u32 i) {
+        store_outputs(o + (u64)i * 16 * o_stride, o_stride, out[i], tokens > i * 16 ? tokens - i * 16 : 0);
+    };
     UNROLL for (u32 i = 0; i < TILES; ++i) {
         UNROLL for (u32 e = 0; e < FragLayout::NC; ++e) out[i].x[e] *= factors.read[i * 16 + FragLayout::c_row(e)];
-        UNROLL for (u32 j = 0; j <= i; ++j) mma16(out[i], scores[pair_index(i, j)], exchange.delta[j][lane()]);
-        store_outputs(o + (u64)i * 16 * o_stride, o_stride, out[i], tokens > i * 16 ? tokens - i * 16 : 0);
+        UNROLL for (u32 j = 0; j <= i; ++j) mma16(out[i], scores.tile[pair_index(i, j)], exchange.delta[j][lane()]);
+        if (WARP_SIZE == 32) store(i);
     }
+    // On AMD stores follow all waits for scores: these count stores as loads, and the stores depend on branches.
+    if (WARP_SIZE == 64)
+        UNROLL for (u32 i = 0; i < TILES; ++i) store(i);
 }
 
 // Arguments of gdn_chunk_walk.
@@ -146,24 +177,20 @@ DEV void walk_row(WalkShared& s, const WalkParams& p, const WarpColumns& at, u32
     const u64 offset = (u64)at.head * KEY_DIM * p.value_dim + head_column;
     half_t* out = p.o + (u64)p.cu_q[row] * p.o_stride + at.head * p.value_dim + head_column;
     TurnCopies copies;
-    start_copies(copies, s, inputs, 0, chunks);
+    begin_copies(copies, s, inputs, at.of_state, chunks);
     ColumnState state;
     if (at.of_state) load_state(state, p.states + (u64)(slot == 0 ? 0 : slot - 1) * p.slot_stride + offset, p.value_dim, slot != 0);
+    if (at.of_state) wait_for_state(state);
     for (u32 turn = 0; turn <= chunks; ++turn) {
-        finish_copies(copies, s, inputs, turn, chunks);
-        start_copies(copies, s, inputs, turn + 1, chunks);
+        next_stage(copies, s, inputs, turn, chunks);
         const u32 last = turn - 1;
-        if (at.of_state && turn < chunks) {
-            const StateStage& stage = s.state[turn % STAGES];
-            const StateRecord& tiles = tiles_of(stage.record, record_of(inputs, turn).state);
-            update_state(state, stage, tiles, column, s.exchange[turn % 2][at.warp]);
-        }
+        if (at.of_state && turn < chunks)
+            update_state(state, s.state[turn % STAGES], copies, column, s.exchange[turn % 2][at.warp]);
         if (!at.of_state && turn > 0) {
-            const OutputStage& stage = s.output[last % STAGES];
-            const OutputRecord& tiles = tiles_of(stage.record, record_of(inputs, last).output);
-            chunk_outputs(out + (u64)last * CHUNK * p.o_stride, p.o_stride, stage, tiles, s.exchange[last % 2][at.warp],
-                          inputs.tokens - last * CHUNK);
+            chunk_outputs(out + (u64)last * CHUNK * p.o_stride, p.o_stride, s.output[last % STAGES], copies,
+                          s.exchange[last % 2][at.warp], inputs.tokens - last * CHUNK);
         }
+        load_tiles(copies, inputs, at.of_state, turn + 1, chunks);
     }
     if (at.of_state && slot_after != 0) store_state(p.states + (u64)(slot_after - 1) * p.slot_stride + offset, state, p.value_dim);
     sync();  // The next row begins with the first stage.
