@@ -20,6 +20,11 @@ use crate::model_harness::{
 /// `llm_compressor-static-kv`, whose tool also quantises the cache.
 const ACTIVATION_GATE: [f32; 3] = [0.16, 0.60, 0.60];
 
+/// Maximum difference of logits between one and two ranks with an FP8 KV cache. Sums over ranks round differently in f32, so that
+/// a value halfway between two FP8 numbers may be stored as either of them, depending on the processor: 0.0038 was measured on
+/// one of two machines, less than 1e-4 on the other. An FP8 cache itself changes log-probabilities by up to 0.6.
+const FP8_CACHE_TOLERANCE: f32 = 2e-2;
+
 const CHECKPOINTS: [&str; 17] = [
     "llm_compressor-static-kv",
     "llm_compressor-groups",
@@ -91,8 +96,8 @@ fn quantized_activations_and_caches_are_close_to_the_tool() {
     }
 }
 
-/// Two ranks have half of the heads, and with an FP8 KV cache the scales of these heads: logits are those of one
-/// rank.
+/// Two ranks have half of the heads, and with an FP8 KV cache the scales of these heads: logits are close to those of one
+/// rank. With an f32 cache they match transformers, as on one rank.
 #[test]
 fn two_ranks_read_tool_checkpoints_as_one_rank() {
     let fp8_cache = [DType::F32, DType::F8E4M3];
@@ -114,7 +119,7 @@ fn two_ranks_read_tool_checkpoints_as_one_rank() {
                 check_activations(rank_context, name, &checkpoint);
                 let worst = difference(&logits(rank_context, &checkpoint, fp8_cache), &cached);
                 println!("{name} {sharing:?}, FP8 cache: {worst}");
-                assert!(worst <= LOGIT_TOLERANCE, "{name} {sharing:?}: logits differ by {worst}");
+                assert!(worst <= FP8_CACHE_TOLERANCE, "{name} {sharing:?}: differ by {worst}");
             });
         }
     }
