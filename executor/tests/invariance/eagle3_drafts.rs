@@ -146,6 +146,7 @@ fn eagle3_drafts_unchanged_by_chunks_preemption_prefix_hits() {
         let mut harness = SchedulerHarness::with(config);
         for sampling in rules() {
             let mut uninterrupted = request(3, &sampling, 3);
+            uninterrupted.table.keeps_blocks = true;
             harness.finish(&mut uninterrupted, PROMPT, TOTAL);
             let of = |request: &HarnessRequest| {
                 (expected_tokens(request), request.drafted, request.accepted)
