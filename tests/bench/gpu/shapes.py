@@ -40,13 +40,16 @@ GPT_OSS = QWEN | {
     "quantization_config": {"quant_method": "mxfp4", "modules_to_not_convert": [
         "model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens", "lm_head"]},
 }  # fmt: skip
-# Gated delta nets: every fourth layer has attention.
+# Gated delta nets: every fourth layer has attention. Published FP8 checkpoints keep the projections of gates, the convolution,
+# routers and the LM head in bf16.
 HYBRID = QWEN | {
     "hidden_size": 2048, "num_attention_heads": 16, "num_key_value_heads": 2, "head_dim": 256, "max_position_embeddings": 262144,
     "moe_intermediate_size": 512, "shared_expert_intermediate_size": 512, "full_attention_interval": 4, "linear_conv_kernel_dim": 4,
     "linear_num_key_heads": 16, "linear_num_value_heads": 32, "linear_key_head_dim": 128, "linear_value_head_dim": 128,
     "quantization_config": FP8_BLOCKS | {"modules_to_not_convert": ["lm_head"] + [
-        f"model.layers.{i}.{module}" for i in range(48) for module in ("linear_attn", "mlp.gate", "mlp.shared_expert_gate")]},
+        f"model.layers.{i}.{module}" for i in range(48) for module in (
+            "linear_attn.in_proj_a", "linear_attn.in_proj_b", "linear_attn.in_proj_ba", "linear_attn.conv1d", "mlp.gate",
+            "mlp.shared_expert_gate")]},
 }  # fmt: skip
 
 GEMMA4 = {
