@@ -10,6 +10,7 @@ pub const HEADERS: &[(&str, &str)] = &[
     ("dev/nvidia.h", include_str!("dev/nvidia.h")),
     ("dev/half.h", include_str!("dev/half.h")),
     ("dev/vector.h", include_str!("dev/vector.h")),
+    ("dev/vector4.h", include_str!("dev/vector4.h")),
     ("dev/fp8.h", include_str!("dev/fp8.h")),
     ("dev/collective.h", include_str!("dev/collective.h")),
     ("dev/matrix.h", include_str!("dev/matrix.h")),

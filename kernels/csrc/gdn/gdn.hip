@@ -6,89 +6,133 @@
 // gdn_conv_state  writes the last CONV_WIDTH - 1 inputs of each row of several tokens to its convolution state
 // gdn_delta_rule  for each token of a row and each value head, with state s f32 [KEY_DIM, value_dim]:
 //                 s *= decay; delta = beta * (v - s^T k); s += k delta^T; o = s^T q
+//   Channels and row strides of x and y are multiples of 8.
 //   x [tokens, at least channels], y [tokens, channels], o [tokens, value_heads * value_dim] of ACT; w f32
 //   [CONV_WIDTH, channels]; beta, decay [tokens, value_heads] of ACT; a_log, dt_bias f32 [value_heads]; cu_q i32
 //   [rows + 1]; read, write i32 [rows]: state slot plus 1, or 0: none. Convolution states are f32 [CONV_WIDTH - 1,
 //   channels], oldest first. Tokens from cu_q[rows] on are padding; their outputs are 0.
-// Grid: gdn_conv: ceil(channels / bdim()) x ceil(tokens / chunk), a thread computes `chunk` tokens of a channel.
-// gdn_conv_state: ceil(channels / bdim()) x rows. gdn_delta_rule: a block computes SLICE value columns of a head of a row:
+// Grid: gdn_conv: ceil(channels / 8 / bdim()) x ceil(tokens / chunk), a thread computes `chunk` (1 or CONV_CHUNK) tokens of
+// eight channels. gdn_conv_state: ceil(channels / 8 / bdim()) x rows. gdn_delta_rule: a block computes SLICE value columns of a head of a row:
 // value_heads * ceil(value_dim / SLICE) x (rows + 1); the last y computes padding tokens. Rows of more than `max_tokens`
 // tokens are left to gdn_chunk.hip.
 // Rounding: f32 throughout, rounded once at the store of y and o. Sums over keys: gdn/state_slice.h.
-// Roofline: one token per row: the state, read and written once, over memory bandwidth. Several tokens per row: bound by
+// Roofline: gdn_conv: bytes of x and y over memory bandwidth. gdn_delta_rule: one token per row: the state, read and written once, over memory bandwidth. Several tokens per row: bound by
 // the latency of a token (a chain of products and one sum over a block).
 #include "dev.h"
 #include "attention/row_of.h"
 #include "gdn/state_slice.h"
 
-KERNEL(256)
-gdn_conv(ACT* y, const ACT* x, const float* w, float* states, const i32* cu_q, const i32* read, const i32* write, u32 rows,
-         u32 tokens, u32 channels, u32 y_stride, u32 x_stride, u32 chunk, u64 slot_stride) {
-    enum : u32 { BEFORE = CONV_WIDTH - 1 };
-    grid_wait();
-    grid_launch_dependents();
-    const u32 c = bid_x() * bdim() + tid();
-    const u32 first = bid_y() * chunk, end = first + chunk < tokens ? first + chunk : tokens;
-    if (c >= channels) return;
-    float weight[CONV_WIDTH];
-    UNROLL for (u32 j = 0; j < CONV_WIDTH; ++j) weight[j] = w[(u64)j * channels + c];
-    float last[BEFORE];  // the inputs before token t, oldest first
-    const u32 padding = (u32)cu_q[rows];
-    u32 row_end = 0;
-    for (u32 t = first; t < end; ++t) {
+enum : u32 {
+    BEFORE = CONV_WIDTH - 1,  // inputs of a convolution state
+    CHANNELS = 8,             // channels of a thread
+    CONV_CHUNK = 8,           // tokens of a thread if rows have several tokens
+};
+
+// Arguments of a convolution.
+struct ConvStep {
+    ACT* y; const ACT* x; const float* w;
+    float* states;
+    const i32* cu_q; const i32* read; const i32* write;
+    u32 rows, tokens, channels, y_stride, x_stride;
+    u64 slot_stride;
+};
+
+// Eight inputs as they are stored: they wait in few registers.
+#if ACT_F32
+typedef f32x8 RawInputs;
+DEV RawInputs load_raw(const float* p) { return load8(p); }
+DEV f32x8 widen(const f32x8& x) { return x; }
+#else
+typedef half_x8 RawInputs;
+DEV RawInputs load_raw(const half_t* p) { return *(const half_x8*)p; }
+#endif
+
+// Returns input `j` of the BEFORE inputs before token `t` of a row that begins at token `first`, for CHANNELS channels:
+// a token of the row, or a row of its convolution state `state` (null: zero).
+DEV f32x8 input_before(const ConvStep& in, const float* state, u32 c, u32 first, u32 t, u32 j) {
+    const u32 from = t + j;  // plus BEFORE: the token of the input
+    if (from >= first + BEFORE) return load8(in.x + (u64)(from - BEFORE) * in.x_stride + c);
+    return state ? load8(state + (u64)(from - first) * in.channels) : f32x8{};
+}
+
+DEV const float* state_of(const ConvStep& in, u32 slot, u32 c) {
+    return slot == 0 ? nullptr : in.states + (u64)(slot - 1) * in.slot_stride + c;
+}
+DEV void store_state(const ConvStep& in, u32 slot, u32 c, const f32x8* inputs) {
+    float* state = in.states + (u64)(slot - 1) * in.slot_stride + c;
+    UNROLL for (u32 j = 0; j < BEFORE; ++j) store8(state + (u64)j * in.channels, inputs[j]);
+}
+
+// Computes the outputs of CHANNELS channels from `c` on, for at most TOKENS tokens from `first` on. All inputs of the tokens
+// are loaded before the first output is stored.
+template <u32 TOKENS> DEV void convolve(const ConvStep& in, u32 c, u32 first) {
+    RawInputs raw[TOKENS];
+    UNROLL for (u32 i = 0; i < TOKENS; ++i)
+        if (first + i < in.tokens) raw[i] = load_raw(in.x + (u64)(first + i) * in.x_stride + c);
+    f32x8 weight[CONV_WIDTH];
+    UNROLL for (u32 j = 0; j < CONV_WIDTH; ++j) weight[j] = load8(in.w + (u64)j * in.channels + c);
+    f32x8 last[BEFORE];  // the inputs before token t, oldest first
+    const u32 padding = (u32)in.cu_q[in.rows];
+    u32 row_end = 0, row_len = 0, slot_after = 0;
+    UNROLL for (u32 i = 0; i < TOKENS; ++i) {
+        const u32 t = first + i;
+        if (t >= in.tokens) break;
+        ACT* to = in.y + (u64)t * in.y_stride + c;
         if (t >= padding) {
-            y[(u64)t * y_stride + c] = to<ACT>(0.f);
+            store8(to, f32x8{});
             continue;
         }
-        u32 row_len = 0, slot_after = 0;
-        if (t == first || t >= row_end) {
-            const u32 row = row_of(cu_q, rows, t), row_first = (u32)cu_q[row];
-            const u32 slot = (u32)read[row];
-            row_end = (u32)cu_q[row + 1];
+        if (i == 0 || t >= row_end) {
+            const u32 row = row_of(in.cu_q, in.rows, t), row_first = (u32)in.cu_q[row];
+            row_end = (u32)in.cu_q[row + 1];
             row_len = row_end - row_first;
-            slot_after = (u32)write[row];
-            const float* state = states + (u64)(slot == 0 ? 0 : slot - 1) * slot_stride + c;
-            UNROLL for (u32 j = 0; j < BEFORE; ++j) {
-                const u32 from = t + j;  // plus BEFORE: the token of the input
-                if (from >= row_first + BEFORE) last[j] = f32(x[(u64)(from - BEFORE) * x_stride + c]);
-                else last[j] = slot == 0 ? 0.f : state[(u64)(from - row_first) * channels];
-            }
+            slot_after = (u32)in.write[row];
+            const float* state = state_of(in, (u32)in.read[row], c);
+            UNROLL for (u32 j = 0; j < BEFORE; ++j) last[j] = input_before(in, state, c, row_first, t, j);
         }
-        const float now = f32(x[(u64)t * x_stride + c]);
-        float sum = 0.f;
-        UNROLL for (u32 j = 0; j < BEFORE; ++j) sum = fma_(weight[j], last[j], sum);
-        sum = fma_(weight[BEFORE], now, sum);
+        const f32x8 now = widen(raw[i]);
+        f32x8 out;
+        UNROLL for (u32 n = 0; n < CHANNELS; ++n) {
+            float sum = 0.f;
+            UNROLL for (u32 j = 0; j < BEFORE; ++j) sum = fma_(weight[j].v[n], last[j].v[n], sum);
+            sum = fma_(weight[BEFORE].v[n], now.v[n], sum);
+            out.v[n] = sum * sigmoid(sum);
+        }
+        store8(to, out);
         UNROLL for (u32 j = 0; j + 1 < BEFORE; ++j) last[j] = last[j + 1];
         last[BEFORE - 1] = now;
-        y[(u64)t * y_stride + c] = to<ACT>(sum * sigmoid(sum));
-        if (row_len == 1 && slot_after != 0) {
-            float* state = states + (u64)(slot_after - 1) * slot_stride + c;
-            UNROLL for (u32 j = 0; j < BEFORE; ++j) state[(u64)j * channels] = last[j];
-        }
+        if (row_len == 1 && slot_after != 0) store_state(in, slot_after, c, last);
     }
+}
+
+KERNEL(128)
+gdn_conv(ACT* y, const ACT* x, const float* w, float* states, const i32* cu_q, const i32* read, const i32* write, u32 rows,
+         u32 tokens, u32 channels, u32 y_stride, u32 x_stride, u32 chunk, u64 slot_stride) {
+    grid_wait();
+    grid_launch_dependents();
+    const ConvStep in = {y, x, w, states, cu_q, read, write, rows, tokens, channels, y_stride, x_stride, slot_stride};
+    const u32 c = (bid_x() * bdim() + tid()) * CHANNELS;
+    if (c >= channels) return;
+    if (chunk == 1) convolve<1>(in, c, bid_y());
+    else convolve<CONV_CHUNK>(in, c, bid_y() * CONV_CHUNK);
 }
 EXPORT(gdn_conv)
 
-KERNEL(256)
+KERNEL(128)
 gdn_conv_state(const ACT* x, float* states, const i32* cu_q, const i32* read, const i32* write, u32 channels, u32 x_stride,
                u64 slot_stride) {
-    enum : u32 { BEFORE = CONV_WIDTH - 1 };
     grid_wait();
     grid_launch_dependents();
-    const u32 c = bid_x() * bdim() + tid(), row = bid_y();
-    const u32 first = (u32)cu_q[row], len = (u32)cu_q[row + 1] - first;
-    const u32 slot = (u32)read[row], slot_after = (u32)write[row];
-    if (c >= channels || len <= 1 || slot_after == 0) return;
-    const float* before = states + (u64)(slot == 0 ? 0 : slot - 1) * slot_stride + c;
-    float* after = states + (u64)(slot_after - 1) * slot_stride + c;
+    const u32 c = (bid_x() * bdim() + tid()) * CHANNELS, row = bid_y();
+    const u32 first = (u32)cu_q[row], end = (u32)cu_q[row + 1];
+    const u32 slot_after = (u32)write[row];
+    if (c >= channels || end - first <= 1 || slot_after == 0) return;
+    const ConvStep in = {nullptr, x, nullptr, states, cu_q, read, write, 0, 0, channels, 0, x_stride, slot_stride};
+    const float* state = state_of(in, (u32)read[row], c);
     // Both may be the same slot: every input is read before one is written.
-    float last[BEFORE];
-    UNROLL for (u32 j = 0; j < BEFORE; ++j) {
-        const u32 from = len + j;  // minus BEFORE: the index of the input in the row
-        if (from >= BEFORE) last[j] = f32(x[(u64)(first + from - BEFORE) * x_stride + c]);
-        else last[j] = slot == 0 ? 0.f : before[(u64)from * channels];
-    }
-    UNROLL for (u32 j = 0; j < BEFORE; ++j) after[(u64)j * channels] = last[j];
+    f32x8 last[BEFORE];
+    UNROLL for (u32 j = 0; j < BEFORE; ++j) last[j] = input_before(in, state, c, first, end, j);
+    store_state(in, slot_after, c, last);
 }
 EXPORT(gdn_conv_state)
 

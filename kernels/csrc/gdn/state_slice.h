@@ -5,6 +5,7 @@
 // Sums over keys: a lane adds its channels in the order of summed_channel(), then the lanes of a warp are added as a tree,
 // then the warps in ascending order. The result of a row does not depend on other rows.
 #pragma once
+#include "dev/vector4.h"
 #include "gdn/gates.h"
 
 enum : u32 {
@@ -56,17 +57,6 @@ DEV void store_slice(float* to, const StateSlice& state, u32 value_dim) {
         const f32x4 row = {{state.s[i][0], state.s[i][1], state.s[i][2], state.s[i][3]}};
         *(f32x4*)(to + (u64)key_channel(i) * value_dim) = row;
     }
-}
-
-// Loads four values as f32; p is aligned to four values.
-DEV f32x4 load4(const float* p) { return *(const f32x4*)p; }
-DEV f32x4 load4(const half_t* p) {
-    const half_x4 x = *(const half_x4*)p;
-    return {{f32(x.v[0]), f32(x.v[1]), f32(x.v[2]), f32(x.v[3])}};
-}
-DEV void store4(float* p, const f32x4& x) { *(f32x4*)p = x; }
-DEV void store4(half_t* p, const f32x4& x) {
-    *(half_x4*)p = {{to_half(x.v[0]), to_half(x.v[1]), to_half(x.v[2]), to_half(x.v[3])}};
 }
 
 // Key channels of this lane in a query or key.

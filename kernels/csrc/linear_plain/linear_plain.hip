@@ -4,8 +4,8 @@
 //
 //   -DX_F32=0|1 -DW_F32=0|1 -DOUT_F32=0|1
 //
-// linear_row: one block per row of W and up to ROWS rows of x; the block's threads split K. Grid: (N, M /
-// ROWS). Block: 256.
+// linear_row: one block per row of W and up to ROWS rows of x; the block's threads split K, eight columns each if half_t
+// operands allow 16-byte loads. Grid: (N, M / ROWS). Block: 256.
 // linear_tile: 64 x 64 tiles, 4 x 4 per thread, K through shared memory. Grid: (N / 64, M / 64). Block: 256.
 // Order of additions: linear_row adds per lane, then as block_sum does; linear_tile adds over ascending k.
 // Rounding: the sum plus bias, once.
@@ -38,7 +38,20 @@ KERNEL(256) linear_row(OUT* y, const X* x, const W* w, const float* bias, u32 m,
     grid_wait();
     float sums[ROWS];
     UNROLL for (u32 r = 0; r < ROWS; ++r) sums[r] = 0.f;
-    for (u32 i = tid(); i < k; i += bdim()) {
+#if !X_F32 && !W_F32
+    const bool is_aligned = ((k | x_stride) & 7) == 0 && (((u64)x | (u64)w) & 15) == 0;
+    for (u32 i = tid() * 8; is_aligned && i < k; i += bdim() * 8) {
+        const f32x8 weight = load8(row + i);
+        f32x8 inputs[ROWS];  // those of absent rows are not used
+        UNROLL for (u32 r = 0; r < ROWS; ++r) inputs[r] = load8(x + (u64)(first + r < m ? first + r : first) * x_stride + i);
+        UNROLL for (u32 r = 0; r < ROWS; ++r)
+            UNROLL for (u32 j = 0; j < 8; ++j) sums[r] = fma_(inputs[r].v[j], weight.v[j], sums[r]);
+    }
+    const u32 scalar_from = is_aligned ? k : tid();
+#else
+    const u32 scalar_from = tid();
+#endif
+    for (u32 i = scalar_from; i < k; i += bdim()) {
         const float weight = f32(row[i]);
         UNROLL for (u32 r = 0; r < ROWS; ++r)
             if (first + r < m) sums[r] = fma_(f32(x[(u64)(first + r) * x_stride + i]), weight, sums[r]);

@@ -7,6 +7,7 @@
 // a row per warp. Rounding: computed in f32, rounded once at the store, the normalised x also before the weight.
 // Roofline: bytes of inputs and outputs over memory bandwidth; a single row is latency-bound.
 #include "dev.h"
+#include "dev/vector4.h"
 #include "elementwise/elementwise.h"
 
 DEV float sigmoid(float x) { return rcp_(1.f + exp2_(-1.44269504f * x)); }
@@ -40,12 +41,27 @@ rms_norm_gated(ACT* y, const ACT* x, const ACT* z, const float* w, u32 rows, u32
     const u32 at = unit % heads * head_dim;
     const ACT *from = x + row * x_stride + at, *gate = z + row * z_stride + at;
     ACT* out = y + row * y_stride + at;
+    const auto gated = [=](float value, float scale, float weight, float g) {
+        return weight * f32(to<ACT>(value * scale)) * g * sigmoid(g);
+    };
     float sum = 0.f;
+    if (((head_dim | y_stride | x_stride | z_stride) & 3) == 0 && (((u64)y | (u64)x | (u64)z) & 15) == 0) {
+        const u32 first = lane() * 4, step = WARP_SIZE * 4;
+        for (u32 c = first; c < head_dim; c += step) {
+            const f32x4 v = load4(from + c);
+            UNROLL for (u32 i = 0; i < 4; ++i) sum = fma_(v.v[i], v.v[i], sum);
+        }
+        const float scale = rsqrt_(warp_sum(sum) / (float)head_dim + eps);
+        for (u32 c = first; c < head_dim; c += step) {
+            const f32x4 v = load4(from + c), g = load4(gate + c), weight = load4(w + c);
+            f32x4 r;
+            UNROLL for (u32 i = 0; i < 4; ++i) r.v[i] = gated(v.v[i], scale, weight.v[i], g.v[i]);
+            store4(out + c, r);
+        }
+        return;
+    }
     for (u32 c = lane(); c < head_dim; c += WARP_SIZE) sum = fma_(f32(from[c]), f32(from[c]), sum);
     const float scale = rsqrt_(warp_sum(sum) / (float)head_dim + eps);
-    for (u32 c = lane(); c < head_dim; c += WARP_SIZE) {
-        const float g = f32(gate[c]), unit_value = f32(to<ACT>(f32(from[c]) * scale));
-        out[c] = to<ACT>(w[c] * unit_value * g * sigmoid(g));
-    }
+    for (u32 c = lane(); c < head_dim; c += WARP_SIZE) out[c] = to<ACT>(gated(f32(from[c]), scale, w[c], f32(gate[c])));
 }
 EXPORT(rms_norm_gated)

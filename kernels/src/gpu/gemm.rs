@@ -234,7 +234,7 @@ impl GpuBackend {
     }
 
     /// Launches the unoptimised GEMM `linear_plain`, which supports every type and shape and computes in f32.
-    fn gemm_plain(&self, s: &DeviceStream, op: Linear<'_>) -> Result<(), DeviceError> {
+    pub(super) fn gemm_plain(&self, s: &DeviceStream, op: Linear<'_>) -> Result<(), DeviceError> {
         let Linear { mut y, x, weight: w, bias } = op;
         let defines = [
             ("X_F32", self.act_f32(KERNEL, x.dtype())?),

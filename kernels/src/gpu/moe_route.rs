@@ -15,8 +15,10 @@ static MOE_ROUTE: KernelSource = kernel_source!("moe_route/moe_route.hip");
 const KERNEL: &str = "moe_route_softmax";
 /// Maximum number of experts, limited by the shared memory of the kernel.
 const MAX_EXPERTS: usize = 1024;
+/// Number of threads per block of routing by softmax; a warp routes a token.
+const SOFTMAX_THREADS: u32 = 128;
 
-/// Prepares a launch of a routing kernel: one thread block per token, one thread per expert. `outputs` are
+/// Prepares a launch of routing by a rule: one thread block per token, one thread per expert. `outputs` are
 /// the experts and the weights of each token, `[tokens, experts per token]`; `logits` are f32 `[tokens,
 /// experts]`.
 pub(super) fn route_launch(
@@ -53,11 +55,19 @@ impl GpuKernel for SoftmaxRouting<'_, '_> {
         check_dense(KERNEL, "experts", experts.as_ref())?;
         check_dense(KERNEL, "weights", weights.as_ref())?;
         let kernel = gpu.kernel(&MOE_ROUTE, KERNEL, &[])?;
-        let launch = route_launch(gpu, kernel, [&mut experts, &mut weights], logits)
+        let tokens_per_block = SOFTMAX_THREADS / gpu.warp_size();
+        let grid = [(logits.rows() as u32).div_ceil(tokens_per_block), 1, 1];
+        let launch = KernelLaunch::new(kernel, grid, SOFTMAX_THREADS, 0)
+            .overlaps_predecessor()
+            .out(&mut experts)
+            .out(&mut weights)
+            .arg(logits)
+            .u32(logits.stride() as u32)
             .u32(count as u32)
             .u32(k as u32)
             .u32(shared as u32)
-            .u32(u32::from(renormalise));
+            .u32(u32::from(renormalise))
+            .u32(logits.rows() as u32);
         // SAFETY: the shapes were checked; the arguments match the kernel parameters.
         unsafe { counters.args(launch).launch(gpu, s) }
     }

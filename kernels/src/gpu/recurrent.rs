@@ -14,9 +14,11 @@ use crate::{
 static GDN: KernelSource = kernel_source!("gdn/gdn.hip");
 static OUTPUT_GATE: KernelSource = kernel_source!("output_gate/output_gate.hip");
 
-/// Number of threads per block of the convolution, one channel each.
+/// Number of threads per block of the convolution.
 const CONV_THREADS: u32 = 128;
-/// Number of tokens per thread of the convolution if rows have several tokens.
+/// Number of channels per thread of the convolution; `CHANNELS` of gdn/gdn.hip.
+const CONV_CHANNELS: usize = 8;
+/// Number of tokens per thread of the convolution if rows have several tokens; `CONV_CHUNK` of gdn/gdn.hip.
 const CONV_CHUNK: usize = 8;
 /// Number of value columns per block of the recurrent delta rule; `SLICE` of gdn/state_slice.h.
 const SLICE: usize = 64;
@@ -53,11 +55,16 @@ impl GpuKernel for CausalConvolution<'_> {
             ("CONV_WIDTH", layout.conv_width as u32),
             ("KEY_DIM", key_dim(gpu, layout)?),
         ];
-        let channels = layout.conv_channels() as u32;
+        let channels = layout.conv_channels();
+        check_size(Self::KERNEL, "channels modulo 8", channels % CONV_CHANNELS, 0)?;
+        check_size(Self::KERNEL, "row stride of x modulo 8", x.stride() % CONV_CHANNELS, 0)?;
+        check_size(Self::KERNEL, "row stride of y modulo 8", y.stride() % CONV_CHANNELS, 0)?;
+        let blocks = (channels / CONV_CHANNELS).div_ceil(CONV_THREADS as usize) as u32;
+        let channels = channels as u32;
         let slot_stride = (layout.bytes_per_layer() / size_of::<f32>()) as u64;
         let states = state_ptr(pool, layout, layer, layout.conv_offset());
         let chunk = if rows.max_row_len > 1 { CONV_CHUNK } else { 1 };
-        let grid = [channels.div_ceil(CONV_THREADS), y.rows().div_ceil(chunk) as u32, 1];
+        let grid = [blocks, y.rows().div_ceil(chunk) as u32, 1];
         let kernel = gpu.kernel(&GDN, Self::KERNEL, &defines)?;
         let launch = KernelLaunch::new(kernel, grid, CONV_THREADS, 0)
             .overlaps_predecessor()
@@ -79,7 +86,7 @@ impl GpuKernel for CausalConvolution<'_> {
         if rows.max_row_len <= 1 {
             return Ok(());
         }
-        let grid = [channels.div_ceil(CONV_THREADS), rows.rows() as u32, 1];
+        let grid = [blocks, rows.rows() as u32, 1];
         let kernel = gpu.kernel(&GDN, "gdn_conv_state", &defines)?;
         let launch = KernelLaunch::new(kernel, grid, CONV_THREADS, 0)
             .overlaps_predecessor()

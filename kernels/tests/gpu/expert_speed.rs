@@ -21,7 +21,8 @@ const fn layer(model: &'static str, sizes: ExpertSizes, dtype: DType) -> ExpertL
     ExpertLayerSpec { model, sizes, dtype }
 }
 
-const LAYERS: [ExpertLayerSpec; 5] = [
+const LAYERS: [ExpertLayerSpec; 6] = [
+    layer("Qwen3.5-35B-A3B", expert_sizes(2048, 512, 256, 8), DType::F8E4M3),
     layer("Qwen3-30B-A3B", expert_sizes(2048, 768, 128, 8), DType::BF16),
     layer("Qwen3-30B-A3B", expert_sizes(2048, 768, 128, 8), DType::F8E4M3),
     layer("V3, EP 8", expert_sizes(7168, 256, 256, 8), DType::F8E4M3),

@@ -57,6 +57,11 @@ fn linear_agrees_with_the_cpu() {
             check_product(pair, m, n, k, [BF16; 3], m == 3);
             check_product(pair, m, n, k, [BF16, BF16, F32], m != 3);
         }
+        // Few rows of `W`, as the gates of shared experts; the last has rows whose length is no multiple of 16 bytes.
+        for (m, n, k) in [(20, 1, 64), (201, 1, 2056), (131, 4, 1032), (33, 2, 18)] {
+            check_product(pair, m, n, k, [BF16; 3], m == 33);
+            check_product(pair, m, n, k, [BF16, BF16, F32], m == 131);
+        }
         // GEMMs with f32 weights (routers, f32 models), and rows whose length is no multiple of 16 bytes.
         for (m, n, k) in [(1, 128, 200), (6, 30, 34), (70, 515, 18)] {
             check_product(pair, m, n, k, [BF16, F32, F32], false);

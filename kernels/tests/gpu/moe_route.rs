@@ -18,7 +18,7 @@ fn counters(tokens: usize, count: usize) -> (Vec<i32>, Vec<i64>) {
 #[test]
 fn routing_agrees_with_the_cpu() {
     let cpu = oracle();
-    // Cases include DeepSeek-V2-Lite, and more shared experts than threads.
+    // Cases include DeepSeek-V2-Lite, Qwen3-Next, more shared experts than threads, and more chosen experts than lanes.
     for (tokens, count, top_k, shared) in [
         (2, 4, 3, 1),
         (5, 128, 8, 0),
@@ -27,6 +27,8 @@ fn routing_agrees_with_the_cpu() {
         (1, 1, 1, 80),
         (2, 257, 16, 1),
         (1, 1024, 8, 0),
+        (9, 512, 10, 0),
+        (3, 200, 70, 1),
     ] {
         let k = top_k + shared;
         let mut numbers = RandomNumbers::fresh(count as u64);

@@ -75,7 +75,7 @@ impl<T: GpuTestFloat> DeltaNetCase<T> {
         Self {
             layout,
             rows,
-            x: numbers.reals(tokens * (channels + 5)),
+            x: numbers.reals(tokens * (channels + 8)),
             gates: numbers.reals(tokens * 2 * heads),
             weight: numbers.reals(layout.conv_width * channels),
             a_log: numbers.reals(heads),
@@ -85,7 +85,7 @@ impl<T: GpuTestFloat> DeltaNetCase<T> {
     }
 
     fn tokens(&self) -> usize {
-        self.x.len() / (self.layout.conv_channels() + 5)
+        self.x.len() / (self.layout.conv_channels() + 8)
     }
 
     /// The row `r` alone, without padding.
@@ -135,7 +135,7 @@ impl<T: GpuTestFloat> DeltaNetCase<T> {
         let (channels, heads) = (layout.conv_channels(), layout.value_heads);
         let vector = |x: &[f32]| DeviceArray::row(device, x);
         let words = |x: Vec<i32>| DeviceArray::row(device, &x);
-        let x = DeviceArray::of(device, &self.x, tokens, channels + 5);
+        let x = DeviceArray::of(device, &self.x, tokens, channels + 8);
         let gates = DeviceArray::of(device, &self.gates, tokens, 2 * heads);
         let weight = DeviceArray::of(device, &self.weight, layout.conv_width, channels);
         let (a_log, dt_bias) = (vector(&self.a_log), vector(&self.dt_bias));
@@ -183,7 +183,7 @@ impl<T: GpuTestFloat> DeltaNetCase<T> {
         let weight = MatRef::of(&self.weight, layout.conv_width, channels).unwrap();
         let call = StepCall { layout: &layout, rows, weight };
         let mut y = self.x[..tokens * channels].to_vec();
-        let x = MatRef::of(&self.x, tokens, channels + 5).unwrap();
+        let x = MatRef::of(&self.x, tokens, channels + 8).unwrap();
         call.convolve(&cpu, MatMut::of(&mut y, tokens, channels).unwrap(), x, &mut pool);
         let mut o = self.x[..tokens * layout.value_channels()].to_vec();
         let gates = MatRef::of(&self.gates, tokens, 2 * heads).unwrap();
