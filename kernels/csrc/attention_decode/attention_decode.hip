@@ -34,7 +34,8 @@
 //   -DHEAD_GROUP=1..16 query heads per block; at most 8 with HEAD_DIM=512, or 256 and warps of 32 lanes
 //   -DKV_SHARERS=n number of blocks that share a KV head: it has KV_SHARERS * HEAD_GROUP query heads
 //   -DSTAGES=n pipeline stages (tiles) of a warp's ring in shared memory; warps of 64 lanes have no ring
-//   -DSMALL_BATCH=1 smaller splits, for small batches
+//   -DSMALL_BATCH=1 smaller splits, for small batches; -DSPLIT_DIVISOR=2 halves their number of keys, on GPUs with
+//   twice the compute units of an H200
 //   -DTOKENS_PER_BLOCK=n tokens of a request per block, at most 16 / HEAD_GROUP. Argument `max_new_tokens`: maximum
 //   number of tokens of a request in the step
 //   -DFIRST_POSITION=n masks keys at positions below n (n at most 16): for an MTP module, which has no state of
@@ -54,6 +55,9 @@
 #endif
 #ifndef SMALL_BATCH
 #  define SMALL_BATCH 0
+#endif
+#ifndef SPLIT_DIVISOR
+#  define SPLIT_DIVISOR 1
 #endif
 #ifndef FIRST_POSITION
 #  define FIRST_POSITION 0
@@ -95,6 +99,7 @@ enum : u32 {
     ITERATION_KEYS = WARPS * TILE_KEYS,  // keys per block iteration: one tile per warp
     TILES_AHEAD = WARP_SIZE == 64 ? 1 : STAGES,
     MAX_SEPARATE_SPLITS = 1,  // rows are scheduled separately up to this number of splits per block
+    MIN_SPLIT_KEYS = 128,
     GROUP_SPLIT_LENGTH = 0  // the split length of a row depends on its own context only
 };
 DEV void team_sync() { sync(); }
@@ -105,11 +110,16 @@ DEV void team_sync() { sync(); }
 // which costs more than the better load balance of short splits gains. Long contexts use long splits, to keep
 // merging cheap; heads of 512 channels, whose partial results are larger, use longer ones. Must equal `SPLITS`,
 // `SMALL_BATCH_SPLITS`, `LARGE_HEAD_SMALL_BATCH_SPLITS` and `SINGLE_ROW_SPLITS` in kernels/src/gpu/attention_splits.rs.
-DEV u32 split_keys(u32 context) {
+DEV u32 measured_split_keys(u32 context) {
     if (SMALL_BATCH && HEAD_DIM > 256)
         return context <= 2048 ? 128 : context <= 8192 ? 512 : context <= 32768 ? 1024 : 4096;
     const u32 finest = FROM_QKV && context <= 2048 ? 128 : FROM_QKV || SMALL_BATCH ? 256 : 448;
     return context <= 8192 ? finest : context <= 32768 ? 512 : 1024;
+}
+// Number of keys per split: the measured number divided by SPLIT_DIVISOR, at least MIN_SPLIT_KEYS.
+DEV u32 split_keys(u32 context) {
+    const u32 keys = measured_split_keys(context) / SPLIT_DIVISOR;
+    return keys < MIN_SPLIT_KEYS ? (u32)MIN_SPLIT_KEYS : keys;
 }
 DEV u32 splits_of_keys(u32 context, u32) {
     const u32 keys = split_keys(context);

@@ -6,18 +6,19 @@
 // gdn_conv_state  writes the last CONV_WIDTH - 1 inputs of each row of several tokens to its convolution state
 // gdn_delta_rule  for each token of a row and each value head, with state s f32 [KEY_DIM, value_dim]:
 //                 s *= decay; delta = beta * (v - s^T k); s += k delta^T; o = s^T q
-//   Channels and row strides of x and y are multiples of 8.
 //   x [tokens, at least channels], y [tokens, channels], o [tokens, value_heads * value_dim] of ACT; w f32
 //   [CONV_WIDTH, channels]; beta, decay [tokens, value_heads] of ACT; a_log, dt_bias f32 [value_heads]; cu_q i32
 //   [rows + 1]; read, write i32 [rows]: state slot plus 1, or 0: none. Convolution states are f32 [CONV_WIDTH - 1,
-//   channels], oldest first. Tokens from cu_q[rows] on are padding; their outputs are 0.
+//   channels], oldest first. Tokens from cu_q[rows] on are padding; their outputs are 0. Channels and row strides of x and
+//   y are multiples of 8; x, y, w and states are aligned to 16 bytes.
 // Grid: gdn_conv: ceil(channels / 8 / bdim()) x ceil(tokens / chunk), a thread computes `chunk` (1 or CONV_CHUNK) tokens of
-// eight channels. gdn_conv_state: ceil(channels / 8 / bdim()) x rows. gdn_delta_rule: a block computes SLICE value columns of a head of a row:
-// value_heads * ceil(value_dim / SLICE) x (rows + 1); the last y computes padding tokens. Rows of more than `max_tokens`
-// tokens are left to gdn_chunk.hip.
+// eight channels. gdn_conv_state: ceil(channels / 8 / bdim()) x rows. gdn_delta_rule: a block computes SLICE value columns
+// of a head of a row: value_heads * ceil(value_dim / SLICE) x (rows + 1); the last y computes padding tokens. Rows of more
+// than `max_tokens` tokens are left to gdn_chunk.hip.
 // Rounding: f32 throughout, rounded once at the store of y and o. Sums over keys: gdn/state_slice.h.
-// Roofline: gdn_conv: bytes of x and y over memory bandwidth. gdn_delta_rule: one token per row: the state, read and written once, over memory bandwidth. Several tokens per row: bound by
-// the latency of a token (a chain of products and one sum over a block).
+// Roofline: gdn_conv: bytes of x and y over memory bandwidth. gdn_delta_rule: one token per row: the state, read and
+// written once, over memory bandwidth. Several tokens per row: bound by the latency of a token (a chain of products and one
+// sum over a block).
 #include "dev.h"
 #include "attention/row_of.h"
 #include "gdn/state_slice.h"

@@ -1,5 +1,5 @@
 // linear_plain: y [M, N] = x [M, K] W [N, K]^T + bias in f32 arithmetic: f32 models, MoE routers (half_t
-// rows, f32 weights), and shapes that do not allow 16-byte loads. There are two kernels with different
+// rows, f32 weights), half_t weights of at most 4 rows, and shapes that do not allow 16-byte loads. There are two kernels with different
 // summation orders; the host chooses by N and K only. CPU reference: `Linear`.
 //
 //   -DX_F32=0|1 -DW_F32=0|1 -DOUT_F32=0|1

@@ -32,6 +32,7 @@
 //   -DSTAGES=n pipeline stages  -DEACH_TOKEN=0|1  -DFIRST_POSITION=n masks keys at positions below n; no query
 //                           is at one of them
 //   -DTOKENS_PER_BLOCK=1|2 tokens per block
+//   -DSPLIT_DIVISOR=2 halves the keys per split, on GPUs with twice the compute units of an H200
 // Grid: (any number of runs, tiles of heads); the number of resident blocks is fastest. With EACH_TOKEN:
 // (runs of tokens from `first` on, tiles of heads). Block: TEAM.
 // Dynamic shared memory: STAGES * KEYS * LINE * 2 bytes.
@@ -50,7 +51,11 @@
 #ifndef TOKENS_PER_BLOCK
 #  define TOKENS_PER_BLOCK 1
 #endif
+#ifndef SPLIT_DIVISOR
+#  define SPLIT_DIVISOR 1
+#endif
 enum : u32 {
+    MIN_SPLIT_KEYS = 128,
     TILE = 16,  // keys per warp and step; heads per block
     TILES = WARP_SIZE == 64 ? 2 : 4,
     KEYS = TILES * TILE,
@@ -75,7 +80,9 @@ DEV u32 first_head() { return bid_y() * TILE; }
 // Returns the number of keys per split. Finishing and merging a split takes as long as processing about 60
 // keys. Must match `SPLITS` in kernels/src/gpu/mla_decode.rs.
 DEV u32 split_keys(u32 context) {
-    return context <= 2048 ? 256 : context <= 8192 ? 512 : context <= 32768 ? 1024 : 4096;
+    const u32 measured = context <= 2048 ? 256 : context <= 8192 ? 512 : context <= 32768 ? 1024 : 4096;
+    const u32 keys = measured / SPLIT_DIVISOR;
+    return keys < MIN_SPLIT_KEYS ? (u32)MIN_SPLIT_KEYS : keys;
 }
 DEV u32 splits_of_keys(u32 context, u32) {
     const u32 keys = split_keys(context);

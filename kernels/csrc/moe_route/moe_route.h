@@ -1,4 +1,4 @@
-// moe_route.h - expert selection, for the routing kernel and for kernels that fuse it with the router GEMM.
+// moe_route.h - expert selection for kernels that fuse it with the router GEMM; moe_route.hip gives the same bits.
 #pragma once
 #include "moe_route/count.h"
 #include "moe_route/shared.h"

@@ -45,7 +45,7 @@ rms_norm_gated(ACT* y, const ACT* x, const ACT* z, const float* w, u32 rows, u32
         return weight * f32(to<ACT>(value * scale)) * g * sigmoid(g);
     };
     float sum = 0.f;
-    if (((head_dim | y_stride | x_stride | z_stride) & 3) == 0 && (((u64)y | (u64)x | (u64)z) & 15) == 0) {
+    if (((head_dim | y_stride | x_stride | z_stride) & 3) == 0 && (((u64)y | (u64)x | (u64)z | (u64)w) & 15) == 0) {
         const u32 first = lane() * 4, step = WARP_SIZE * 4;
         for (u32 c = first; c < head_dim; c += step) {
             const f32x4 v = load4(from + c);

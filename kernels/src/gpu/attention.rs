@@ -110,10 +110,13 @@ impl GpuBackend {
         let (head_groups, dim) = (shape.head_groups(), shape.layout.head_dim);
         let heads = shape.partition.heads;
         let rows_per_request = shape.args.rows.bounds.max_rows_per_request.clamp(1, rows);
-        let small_batch = rows.div_ceil(rows_per_request) <= SMALL_BATCH_ROWS;
+        let divisor = self.launch_limits().split_divisor();
+        let small_batch = rows.div_ceil(rows_per_request) <= SMALL_BATCH_ROWS * divisor;
         let split_sizes = split_sizes(dim, small_batch);
+        let divisor = if small_batch { divisor } else { 1 };
         let max_context_len = shape.args.rows.bounds.max_context_len;
-        let splits = max_splits(max_keys_read(max_context_len, shape.args.keys), split_sizes);
+        let keys_read = max_keys_read(max_context_len, shape.args.keys);
+        let splits = max_splits(keys_read, split_sizes, divisor);
         let tokens_per_block = rows_per_request.min(max_queries(dim) / heads);
         let token_bytes = heads * (dim + RECORD_EXTRA_FLOATS) * 4;
         let partial = self.scratch(s, rows * head_groups * splits * token_bytes)?;
@@ -134,6 +137,7 @@ impl GpuBackend {
         });
         let mut defines = shape.defines();
         defines.push(("SMALL_BATCH", u32::from(small_batch)));
+        defines.extend((divisor > 1).then_some(("SPLIT_DIVISOR", divisor as u32)));
         defines.push(("STAGES", occupancy.stages as u32));
         defines.push(("TOKENS_PER_BLOCK", tokens_per_block as u32));
         // `FIRST_POSITION` is defined only if the first positions are masked, so that all launches without

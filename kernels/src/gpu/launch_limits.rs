@@ -27,6 +27,11 @@ const GEMM_BLOCKS: usize = 2;
 /// registers of a SIMD, so that `MLA_WAVES` of them are resident on a compute unit.
 const MLA_BLOCKS: usize = 2;
 const MLA_WAVES: usize = 8;
+/// Number of SMs of an H200, on which the lengths of KV splits were measured.
+const SPLIT_MULTIPROCESSORS: usize = 132;
+/// Maximum divisor of the lengths of KV splits. Not measured on an AMD GPU.
+const MAX_SPLIT_DIVISOR: usize = 2;
+
 impl GpuBackend {
     /// Returns the properties of the GPU from which launch shapes are computed.
     pub(super) fn launch_limits(&self) -> LaunchLimits {
@@ -52,6 +57,13 @@ const LARGE_HEAD: usize = 256;
 impl LaunchLimits {
     fn is_amd(self) -> bool {
         self.warp_size == 64
+    }
+
+    /// Returns the divisor of the lengths of KV splits for small batches of decode attention and for MLA decode: 2 with
+    /// about twice the SMs or compute units of an H200, else 1. Define `SPLIT_DIVISOR` of the decode kernels.
+    pub(super) fn split_divisor(self) -> usize {
+        let nearest = (self.multiprocessors + SPLIT_MULTIPROCESSORS / 2) / SPLIT_MULTIPROCESSORS;
+        nearest.clamp(1, MAX_SPLIT_DIVISOR)
     }
 
     /// Number of elements after each row of x in the shared memory of a small-M GEMM without streamed weights;
@@ -130,6 +142,13 @@ mod tests {
     /// Shared memory in bytes of a block of absorbed MLA with KV rows of 576 elements, on GPUs with
     /// wavefronts of 64 lanes: one ring-buffer stage of two tiles of 16 keys.
     const MLA_BYTES: usize = 2 * 16 * (576 + 8) * 2 + (7 << 10);
+
+    /// Cards with about twice the compute units of an H200 get splits of half the length.
+    #[test]
+    fn kv_splits_follow_the_compute_units() {
+        let of = |multiprocessors| LaunchLimits { multiprocessors, ..H200 }.split_divisor();
+        assert_eq!([8, 132, 197, 198, 228, 256, 304, 608].map(of), [1, 1, 1, 2, 2, 2, 2, 2]);
+    }
 
     /// The launch shapes for an H200 were chosen by measurements. They must stay the same when launch shapes
     /// of other GPUs change.

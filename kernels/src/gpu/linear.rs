@@ -5,7 +5,7 @@
 //! |---|---|---|
 //! | fp8 | any | see `fp8` |
 //! | 16-bit | ≤ 16 | `gemm_small_m`: reads the weights once, supports fusion |
-//! | 16-bit, at most 4 rows of `W` | more than those of the kernels above and below | `linear_plain` |
+//! | 16-bit or f32, at most 4 rows of `W` | > 16 (16-bit), any (f32) | `linear_plain` |
 //! | 16-bit | ≤ 128, on sm_90a, few tiles of `W` | `gemm_medium_m`: loads weights before its inputs are ready |
 //! | 16-bit | ≥ 2048, with a gate activation, on sm_90a | `gemm_large_m`: WGMMA |
 //! | 16-bit | other | BLASLt; without it a built-in kernel |
@@ -32,7 +32,7 @@ const KERNEL: &str = "linear";
 const F32_ROWS: usize = 64;
 
 /// Maximum number of rows of `W` for which the built-in GEMM `linear_plain` replaces BLASLt. cuBLASLt takes 557 µs for one
-/// row of `W`, 8,192 rows of `x` and 2,048 columns on an H200, whose memory is read in 8 µs.
+/// row of `W`, 8,192 rows of `x` and 2,048 columns on an H200; reading `x` takes 8 µs.
 const FEW_OUTPUTS: usize = 4;
 
 /// Implementation that computes a linear layer: BLASLt or a built-in kernel.

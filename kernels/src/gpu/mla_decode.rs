@@ -78,7 +78,7 @@ const FEW_ROWS_MAX: usize = 2;
 const RUN_RECORDS: usize = 12;
 /// Minimum number of keys per split of the WGMMA kernel; must match 2^`SHORTEST` in
 /// mla_decode_wgmma/split_length.h.
-const MIN_SPLIT_KEYS: usize = 256;
+const MIN_WARPGROUP_SPLIT_KEYS: usize = 256;
 
 /// Arguments that all launches of absorbed MLA share, and the chosen kernel.
 pub(super) struct MlaDecodeLaunchArgs<'a> {
@@ -96,8 +96,8 @@ pub(super) struct MlaDecodeLaunchArgs<'a> {
 /// Kernel that computes the attention between the W_UK and W_UV projections of absorbed MLA.
 enum MlaDecodeKernel {
     /// Kernel without WGMMA, in which each warp processes its own keys; it has `stages` ring-buffer stages of
-    /// `step_bytes` bytes.
-    Warps { stages: usize, step_bytes: usize },
+    /// `step_bytes` bytes, and the lengths of its splits are divided by `split_divisor`.
+    Warps { stages: usize, step_bytes: usize, split_divisor: usize },
     /// Kernel with WGMMA and TMA. The list of splits of all rows is divided into at most `runs` contiguous
     /// parts, one per block.
     Warpgroups { pool: TensorMap, runs: usize },
@@ -150,8 +150,10 @@ impl MlaDecodeLaunchArgs<'_> {
     fn splits(&self) -> usize {
         let longest = self.args.rows.bounds.max_context_len;
         match self.kernel {
-            MlaDecodeKernel::Warps { .. } => max_splits(longest, SPLITS),
-            MlaDecodeKernel::Warpgroups { .. } => longest.div_ceil(MIN_SPLIT_KEYS).max(1),
+            MlaDecodeKernel::Warps { split_divisor, .. } => {
+                max_splits(longest, SPLITS, split_divisor)
+            }
+            MlaDecodeKernel::Warpgroups { .. } => longest.div_ceil(MIN_WARPGROUP_SPLIT_KEYS).max(1),
         }
     }
 
@@ -232,7 +234,11 @@ impl GpuBackend {
             let capacity = (self.shared_bytes() as usize).saturating_sub(self.mla_static_bytes());
             match (capacity / step_bytes).min(max_stages) {
                 0 => return Ok(None),
-                stages => MlaDecodeKernel::Warps { stages, step_bytes },
+                stages => MlaDecodeKernel::Warps {
+                    stages,
+                    step_bytes,
+                    split_divisor: self.launch_limits().split_divisor(),
+                },
             }
         };
         Ok(Some(MlaDecodeLaunchArgs { args, layout, pool, w_uk_t, short_rows_only, kernel }))
@@ -334,7 +340,7 @@ impl GpuBackend {
     /// Returns the number of attention blocks for decode rows that are resident on the device at a time.
     fn decode_blocks(&self, call: &MlaDecodeLaunchArgs<'_>) -> usize {
         match call.kernel {
-            MlaDecodeKernel::Warps { stages, step_bytes } => {
+            MlaDecodeKernel::Warps { stages, step_bytes, .. } => {
                 let max_tokens = call.args.rows.bounds.max_rows_per_request.max(1);
                 let tokens = call.tokens_per_block(max_tokens, self.warp_size());
                 let block_bytes = stages * step_bytes + self.mla_static_bytes();
@@ -412,18 +418,20 @@ impl GpuBackend {
         let layout = call.layout;
         // `LONG_ROW` is only defined in launches that skip rows of many tokens, which non-absorbed MLA
         // computes.
-        let omitted = usize::from(!(each_token && call.short_rows_only));
+        let skips_long_rows = each_token && call.short_rows_only;
         let kv_lora_rank = ("KV_LORA_RANK", layout.kv_lora_rank as u32);
         let rope_dim = ("QK_ROPE_HEAD_DIM", layout.rope_dim as u32);
         let block = ("BLOCK_TOKENS", layout.block_tokens as u32);
+        let has_splits = !each_token;
         let each_token = ("EACH_TOKEN", u32::from(each_token));
         let long = ("LONG_ROW", BatchUpperBounds::MLA_PREFILL_TOKENS as u32);
         match &call.kernel {
-            MlaDecodeKernel::Warps { stages, step_bytes } => {
+            MlaDecodeKernel::Warps { stages, step_bytes, split_divisor } => {
                 let ring_stages = ("STAGES", *stages as u32);
                 let first_position = ("FIRST_POSITION", call.args.first_position as u32);
                 let tokens = ("TOKENS_PER_BLOCK", tokens_per_block as u32);
-                let defines = [
+                let divisor = *split_divisor;
+                let mut defines = vec![
                     kv_lora_rank,
                     rope_dim,
                     block,
@@ -431,17 +439,18 @@ impl GpuBackend {
                     each_token,
                     first_position,
                     tokens,
-                    long,
                 ];
-                let defines = &defines[..defines.len() - omitted];
-                let kernel = self.kernel(&DECODE, "mla_decode", defines)?;
+                defines.extend(skips_long_rows.then_some(long));
+                let is_divided = has_splits && divisor > 1;
+                defines.extend(is_divided.then_some(("SPLIT_DIVISOR", divisor as u32)));
+                let kernel = self.kernel(&DECODE, "mla_decode", &defines)?;
                 let warps = (tokens_per_block * self.warps_per_token(layout)) as u32;
                 let shared_bytes = (stages * step_bytes) as u32;
                 Ok(KernelLaunch::new(kernel, grid, warps * self.warp_size(), shared_bytes))
             }
             MlaDecodeKernel::Warpgroups { .. } => {
                 let defines = [kv_lora_rank, rope_dim, block, each_token, long];
-                let defines = &defines[..defines.len() - omitted];
+                let defines = &defines[..defines.len() - usize::from(!skips_long_rows)];
                 let kernel = self.kernel(&DECODE_WGMMA, "mla_decode_wgmma", defines)?;
                 Ok(KernelLaunch::new(
                     kernel,
@@ -515,12 +524,15 @@ mod tests {
     #[test]
     fn mla_decode_splits_are_bounded() {
         for longest in [1, 256, 1024, 1025, 2048, 2049, 8192, 8193, 32_768, 32_769, 131_072] {
-            let keys = |context: usize| {
-                SPLITS.iter().find(|split| context <= split.max_context_len).unwrap().keys
-            };
-            let expected =
-                (1..=longest).map(|context: usize| context.div_ceil(keys(context))).max();
-            assert_eq!(max_splits(longest, SPLITS), expected.unwrap(), "{longest}");
+            for divisor in [1, 2] {
+                let keys = |context: usize| {
+                    let split = SPLITS.iter().find(|split| context <= split.max_context_len);
+                    split.unwrap().keys_with(divisor)
+                };
+                let splits = |context: usize| context.div_ceil(keys(context));
+                let expected = (1..=longest).map(splits).max();
+                assert_eq!(max_splits(longest, SPLITS, divisor), expected.unwrap(), "{longest}");
+            }
         }
     }
 }

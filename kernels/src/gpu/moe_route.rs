@@ -13,7 +13,7 @@ use crate::{GpuKernel, SoftmaxRouterArgs, SoftmaxRouting};
 static MOE_ROUTE: KernelSource = kernel_source!("moe_route/moe_route.hip");
 
 const KERNEL: &str = "moe_route_softmax";
-/// Maximum number of experts, limited by the shared memory of the kernel.
+/// Maximum number of experts; `MAX_EXPERTS` of moe_route/moe_route.h.
 const MAX_EXPERTS: usize = 1024;
 /// Number of threads per block of routing by softmax; a warp routes a token.
 const SOFTMAX_THREADS: u32 = 128;

@@ -5,6 +5,7 @@ use device::{Buffer, DeviceError, DeviceStream, check_at_most, check_dense, chec
 
 use super::elementwise::{THREADS as GATE_THREADS, blocks_per_row};
 use super::gdn_chunk::{ChunkedRule, RECURRENT_TOKENS};
+use super::gemm::check_16_byte_rows;
 use crate::gpu::GpuBackend;
 use crate::{
     CausalConvolution, GatedDeltaRule, GatedRmsNorm, GpuKernel, RecurrentStateLayout,
@@ -57,7 +58,7 @@ impl GpuKernel for CausalConvolution<'_> {
         ];
         let channels = layout.conv_channels();
         check_size(Self::KERNEL, "channels modulo 8", channels % CONV_CHANNELS, 0)?;
-        check_size(Self::KERNEL, "row stride of x modulo 8", x.stride() % CONV_CHANNELS, 0)?;
+        check_16_byte_rows(x)?;
         check_size(Self::KERNEL, "row stride of y modulo 8", y.stride() % CONV_CHANNELS, 0)?;
         let blocks = (channels / CONV_CHANNELS).div_ceil(CONV_THREADS as usize) as u32;
         let channels = channels as u32;

@@ -71,7 +71,7 @@ impl GpuKernel for RopeAttention<'_> {
         }
         let (kv_heads, dim, group) = (layout.kv_heads, layout.head_dim, qk.heads / layout.kv_heads);
         let keys_read = max_keys_read(rows.bounds.max_context_len, keys);
-        let splits = max_splits(keys_read, SINGLE_ROW_SPLITS);
+        let splits = max_splits(keys_read, SINGLE_ROW_SPLITS, 1);
         let record_bytes = group * (dim + RECORD_EXTRA_FLOATS) * 4;
         let partial = gpu.scratch(s, rows.len() * kv_heads * splits * record_bytes)?;
         let arrival_counters = gpu.counters(s, rows.len() * kv_heads)?;

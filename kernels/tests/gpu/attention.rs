@@ -199,7 +199,7 @@ fn check_from(
 
 /// Compares GPU and CPU for attention to the keys in `keys`; with sinks if it has a window of an even size.
 /// The blocks before the first key of a row have been freed: their table entries are invalid.
-fn check_keys(
+pub(crate) fn check_keys(
     pair: &CpuGpuPair,
     heads: HeadShape,
     dtype: DType,
@@ -287,7 +287,7 @@ fn sliding_windows_and_sinks_agree_with_the_cpu() {
 }
 
 /// Returns a window of `window` keys.
-fn window(window: usize) -> AttentionKeyRange {
+pub(crate) fn window(window: usize) -> AttentionKeyRange {
     AttentionKeyRange { first_position: 0, window: Some(window) }
 }
 

@@ -5,11 +5,13 @@ use crate::emulated_gpu::bounded_child::run_to_end;
 use std::collections::BTreeMap;
 use std::process::Command;
 
-use device::DeviceDriver;
 use device::gpu::GpuConfig;
+use device::{DType, DeviceDriver};
 use kernels::gpu::GpuBackend;
 
+use crate::device_pair::pairs;
 use crate::support::emulator;
+use crate::{attention, mla};
 
 /// Runs an ignored test of this file with environment variables, and returns what it prints. `HIPEMU_GFX` is
 /// unset, so that the architecture is that of the card.
@@ -46,6 +48,28 @@ fn cards_are_described_by_their_driver() {
         );
         assert!(text.contains(&expected) && text.contains(&format!("of {memory} GiB")), "{text}");
     }
+}
+
+#[test]
+#[ignore = "child process, run by the tests of cards in this file"]
+fn attend_on_card() {
+    for pair in &pairs() {
+        let (gpu, half) = (&pair.gpu, DType::BF16);
+        let rows = [(1, 1), (1, 129), (1, 300), (1, 700), (1, 2050)];
+        attention::check(pair, (4, 2, 128, 16), half, &rows);
+        attention::check(pair, (8, 1, 512, 16), half, &[(1, 270)]);
+        let window = attention::window(300);
+        attention::check_keys(pair, (4, 2, 128, 16), half, &rows, window);
+        mla::check(pair, [17, 128, 32, 32, 48, 32], mla::LONG, 4, half);
+        println!("attended: {} with {} compute units", gpu.name(), gpu.multiprocessors());
+    }
+}
+
+/// Cards with twice the compute units of an H200 divide keys into splits of half the length.
+#[test]
+fn short_splits_agree_with_the_cpu() {
+    let text = run("attend_on_card", &[("HIPEMU_CARD", "MI300X")].into());
+    assert!(text.contains("with 304 compute units"), "{text}");
 }
 
 /// The GPU memory of an MI300A is host memory, which other processes use too.
