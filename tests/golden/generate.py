@@ -536,6 +536,25 @@ QWEN3_5_MOE = {
     "linear_value_head_dim": 8,
     "layer_types": ["full_attention", "linear_attention"],
 }
+# As in published FP8 checkpoints, projections of gated delta nets are quantised, except those of their gates.
+QWEN3_5_FP8 = QWEN3_5_MOE | {
+    "hidden_size": 128,
+    "moe_intermediate_size": 512,
+    "shared_expert_intermediate_size": 512,
+    "linear_num_key_heads": 4,
+    "linear_num_value_heads": 8,
+    "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128,
+    "quantization_config": BLOCKS
+    | {
+        "modules_to_not_convert": ["lm_head"]
+        + [
+            f"model.layers.{i}.{module}"
+            for i in range(2)
+            for module in ("linear_attn.in_proj_a", "linear_attn.in_proj_b", "linear_attn.conv1d", "mlp.gate", "mlp.shared_expert_gate")
+        ]
+    },
+}
 
 CASES = {
     "llama-untied": config("LlamaForCausalLM", 4, 2, 16, rms_norm_eps=1e-5),
@@ -633,6 +652,7 @@ CASES = {
         "qwen3_5",
         config("Qwen3_5ForCausalLM", 4, 2, 32, tie_word_embeddings=True, **QWEN3_5),
     ),
+    "qwen3_5_moe-fp8-blocks": config("Qwen3_5MoeForCausalLM", 4, 2, 128, **QWEN3_5_FP8),
     "qwen3_5_moe-fused-d256": config("Qwen3_5MoeForCausalLM", 4, 2, 256, **QWEN3_5_MOE),
     "qwen3_next-mtp": config(
         "Qwen3NextForCausalLM", 4, 2, 32, **(MOE | QWEN3_NEXT | {"norm_topk_prob": True, "mlp_only_layers": [0, 1, 2], "mtp_num_hidden_layers": 1})
@@ -910,7 +930,8 @@ EAGLES = {
 
 def plain(case: dict, name: str) -> bool:
     """Whether a weight is not quantised: it is not a layer's linear weight, or the configuration excludes it."""
-    if "quantization_config" not in case or not name.endswith(("_proj.weight", "_with_mqa.weight")):
+    linear = ("_proj.weight", "_with_mqa.weight", "in_proj_qkv.weight", "in_proj_qkvz.weight", "in_proj_z.weight")
+    if "quantization_config" not in case or not name.endswith(linear):
         return True
     if case["quantization_config"]["quant_method"] == "mxfp4":
         return ".experts." not in name

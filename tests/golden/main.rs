@@ -163,6 +163,7 @@ cases! {
     qwen3_next_mtp => "qwen3_next-mtp",
     qwen3_5_mtp => "qwen3_5-mtp",
     qwen3_5_text_tied => "qwen3_5-text-tied",
+    qwen3_5_moe_fp8_blocks => "qwen3_5_moe-fp8-blocks",
     qwen3_5_moe_fused_d256 => "qwen3_5_moe-fused-d256",
     phi3_default => "phi3-default",
     phi3_window_tied => "phi3-window-tied",
