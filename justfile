@@ -166,7 +166,7 @@ load-generators:
 indexer:
     REQUESTS=3600 tests/conformance/clients/run.sh target/debug/hadron target/clients dynamo
 
-# Measure the latency of a grammar's dry run over a vocabulary of 151,000 tokens; no result is committed yet.
+# Measure the latency of a grammar's dry run over a vocabulary of 151,000 tokens; results: tests/bench/results/cpu/long_suites.md.
 trials:
     cargo test --release --test bench -- --ignored --exact --nocapture http::grammar_dry_run::latency_of_grammar_dry_runs
 

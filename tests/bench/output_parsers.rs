@@ -138,7 +138,9 @@ fn parse_time(
         }
         parser.finish(&mut pieces);
         let took = processor_time().saturating_sub(start);
-        assert!(shown + pieces.len() > 0, "no output was parsed");
+        // Harmony drops text outside of messages, such as blanks and headers without a message.
+        let has_text = syntax == ToolCallSyntax::HARMONY || shown + pieces.len() > 0;
+        assert!(has_text, "{syntax:?}: nothing was parsed of {begin:?} and {unit:?} repeated");
         took
     };
     (0..ROUNDS).map(round).min().unwrap()
