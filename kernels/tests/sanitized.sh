@@ -40,7 +40,7 @@ third() {
     local offset=$1
     shift
     local tests files
-    tests=$(cargo test -q --test gpu -- --list --format terse --skip errors:: --skip watchdog_tests:: "$@" | sed -n 's/: test$//p')
+    tests=$(cargo test -q --test gpu -- --list --format terse --skip errors:: --skip watchdog_tests:: --skip cards:: "$@" | sed -n 's/: test$//p')
     # The slowest files first.
     files=$(printf '%s\n' mla_prefill sample mla kv_fp8 linear moe $(sed 's/::.*//' <<<"$tests") | awk '!seen[$0]++' | awk -v offset="$offset" 'NR % 3 == offset')
     for file in $files; do
