@@ -138,7 +138,7 @@ fn parse_time(
         }
         parser.finish(&mut pieces);
         let took = processor_time().saturating_sub(start);
-        // Harmony drops text outside of messages, such as blanks and headers without a message.
+        // The harmony parser has no text for some outputs without a message.
         let has_text = syntax == ToolCallSyntax::HARMONY || shown + pieces.len() > 0;
         assert!(has_text, "{syntax:?}: nothing was parsed of {begin:?} and {unit:?} repeated");
         took
