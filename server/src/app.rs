@@ -22,8 +22,8 @@ use bytes::Bytes;
 use engine::EngineClient;
 use engine::{HealthMonitor, ServerStatus};
 use grammar::GrammarCompilePool;
-use metrics::ServerMetrics;
 use metrics::kv_events::KvEventPublisherInfo;
+use metrics::{LogRateLimiter, ServerMetrics};
 use serde_json::{Map, Value};
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 use std::sync::{Arc, OnceLock};
@@ -173,6 +173,8 @@ pub struct AppState {
     pub openapi: OnceLock<Bytes>,
     /// Log of rejected requests.
     pub rejections: RejectionLog,
+    /// Limits warnings about requests with tools that the chat template does not show.
+    pub(crate) hidden_tools: LogRateLimiter,
     /// Stored conversations that responses may continue.
     pub conversations: ConversationStore,
     /// Stored responses that clients may fetch and continue.
@@ -211,6 +213,7 @@ impl AppState {
             id_generator,
             openapi,
             rejections,
+            hidden_tools: LogRateLimiter::default(),
             conversations,
             responses,
             kv_listing,

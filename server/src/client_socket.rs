@@ -27,7 +27,8 @@ use tokio::time::{Instant, Sleep, sleep_until};
 const INTERIM: &[u8] = b"HTTP/1.1 100 ";
 /// Length of the interim response without other data; a longer write also contains the start of the reply.
 const INTERIM_BYTES_MAX: usize = b"HTTP/1.1 100 Continue\r\n\r\n".len();
-/// Maximum number of bytes that are read and discarded after a request head was rejected.
+/// Maximum number of bytes that are read and discarded after a request head was rejected, or after a reply to a request
+/// whose body was not read.
 const DRAINED_MAX: usize = 4 << 20;
 
 /// Time after FIN during which the rest of a request is still read; then the request counts as truncated.
@@ -47,7 +48,7 @@ pub(super) struct ClientSocket {
     is_anthropic: bool,
     /// Unwritten bytes of the reply to a rejected request head.
     rejection: Bytes,
-    /// Remaining number of bytes that may be read and discarded after a rejected request head.
+    /// Remaining number of bytes that may be read and discarded after the last reply.
     drained_max: usize,
     /// State of the connection after FIN; `None` while the client has not sent FIN.
     half_closed: Option<HalfClosedState>,
@@ -187,7 +188,7 @@ impl ClientSocket {
         Poll::Ready(Ok(hyper_reply_len))
     }
 
-    /// Reads and discards the rest of a rejected request: closing a socket with unread data would send RST,
+    /// Reads and discards the rest of a request that was not read: closing a socket with unread data would send RST,
     /// which can make the client lose the reply.
     fn drain(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         let mut scratch = [0; 4 << 10];
@@ -271,6 +272,9 @@ impl AsyncWrite for ClientSocket {
 
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         ready!(Pin::new(&mut self.stream).poll_shutdown(cx))?;
+        if self.progress.take_unread_body() {
+            self.drained_max = DRAINED_MAX;
+        }
         self.drain(cx)
     }
 }

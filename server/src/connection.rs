@@ -122,6 +122,8 @@ pub(crate) struct ConnectionProgress {
     accepts_interim: AtomicBool,
     /// Whether the reply to the latest request is an SSE stream.
     is_event_stream: AtomicBool,
+    /// Whether the connection ends with a request body that was not read to its end.
+    has_unread_body: AtomicBool,
 }
 
 const IDLE: u8 = 0;
@@ -141,6 +143,7 @@ impl ConnectionProgress {
             requests: AtomicU64::new(0),
             accepts_interim: AtomicBool::new(false),
             is_event_stream: AtomicBool::new(false),
+            has_unread_body: AtomicBool::new(false),
         }
     }
 
@@ -215,6 +218,21 @@ impl ConnectionProgress {
     pub(super) fn on_head_rejected(&self, error: &ApiError) {
         self.enter(HEADER);
         self.app.count_rejected_head(error);
+    }
+
+    /// Records that the rest of a request body is not read before the reply, which is the last one of the connection.
+    pub(crate) fn on_unread_body(&self) {
+        self.has_unread_body.store(true, Ordering::Relaxed);
+    }
+
+    /// Returns whether the client may still send a request body after the last reply. The header timeout then limits
+    /// the rest of the client's input.
+    pub(super) fn take_unread_body(&self) -> bool {
+        let is_unread = self.has_unread_body.swap(false, Ordering::Relaxed);
+        if is_unread {
+            self.enter(HEADER);
+        }
+        is_unread
     }
 
     /// Returns the application state, which counts requests that match no route.

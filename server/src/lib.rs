@@ -65,6 +65,7 @@ mod template_value_json;
 mod text_pool;
 mod throughput_log;
 mod tokenize;
+mod unread_body;
 mod unsupported_routes;
 
 pub use app::{AppState, ModelCard, ServerOptions, ServingContext};

@@ -7,6 +7,7 @@ use super::connection::ConnectionProgress;
 use super::guarded_body::guarded;
 use super::openai::params::is_request_id;
 use super::routes::PROBE_PATHS;
+use super::unread_body::UnreadBody;
 use axum::Router;
 use axum::body::Body;
 use axum::http::uri::Authority;
@@ -42,8 +43,9 @@ pub(crate) fn handle(
     request: Request<hyper::body::Incoming>,
 ) -> impl Future<Output = Response<Body>> {
     progress.on_request_head(request.version() == Version::HTTP_11);
-    let request = request.map(|body| TrackedRequestBody::new(body, Arc::clone(&progress)));
-    respond(router, access, progress, request)
+    let unread = UnreadBody::default();
+    let request = request.map(|body| TrackedRequestBody::new(body, &progress, &unread));
+    respond(router, access, progress, request, unread)
 }
 
 async fn respond(
@@ -51,13 +53,16 @@ async fn respond(
     access: ConnectionAccess,
     progress: Arc<ConnectionProgress>,
     request: Request<TrackedRequestBody>,
+    unread: UnreadBody,
 ) -> Response<Body> {
     let id = request.headers().get("x-request-id").cloned();
+    let expects_continue = request.headers().contains_key(header::EXPECT);
     let request_id = id.filter(|id| id.to_str().is_ok_and(is_request_id));
     let is_messages_api = is_anthropic_path(request.uri().path());
     let mut response = match check(&request, access) {
         Ok(()) => route(router, request).instrument(request_span(request_id.as_ref())).await,
         Err(error) => {
+            drop(request);
             progress.app().count_rejected_head(&error);
             let mut response = error.into_response();
             let close = HeaderValue::from_static("close");
@@ -65,6 +70,7 @@ async fn respond(
             response
         }
     };
+    unread.discard(&mut response, expects_continue, &progress).await;
     if is_messages_api {
         response = in_anthropic_shape(response);
     }
@@ -144,18 +150,40 @@ fn header_bytes(headers: &HeaderMap) -> usize {
     headers.iter().map(|(name, value)| name.as_str().len() + value.len() + 4).sum()
 }
 
-/// Request body that notifies `ConnectionProgress` once the whole body has been received.
+/// Request body that notifies `ConnectionProgress` once the whole body has been received. If it is dropped before its
+/// end, the rest is stored in `unread`.
 struct TrackedRequestBody {
-    body: hyper::body::Incoming,
+    /// `None` once the end has been received.
+    body: Option<hyper::body::Incoming>,
     progress: Arc<ConnectionProgress>,
+    unread: UnreadBody,
 }
 
 impl TrackedRequestBody {
-    fn new(body: hyper::body::Incoming, progress: Arc<ConnectionProgress>) -> Self {
-        if body.is_end_stream() {
-            progress.on_request_complete();
+    fn new(
+        body: hyper::body::Incoming,
+        progress: &Arc<ConnectionProgress>,
+        unread: &UnreadBody,
+    ) -> Self {
+        let mut tracked =
+            Self { body: Some(body), progress: Arc::clone(progress), unread: unread.clone() };
+        tracked.check_end();
+        tracked
+    }
+
+    fn check_end(&mut self) {
+        if self.is_end_stream() {
+            self.body = None;
+            self.progress.on_request_complete();
         }
-        Self { body, progress }
+    }
+}
+
+impl Drop for TrackedRequestBody {
+    fn drop(&mut self) {
+        if let Some(rest) = self.body.take() {
+            self.unread.put(rest);
+        }
     }
 }
 
@@ -167,19 +195,23 @@ impl HttpBody for TrackedRequestBody {
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
-        let frame = ready!(Pin::new(&mut self.body).poll_frame(cx));
-        if frame.is_none() || self.body.is_end_stream() {
+        let Some(body) = &mut self.body else { return Poll::Ready(None) };
+        let frame = ready!(Pin::new(body).poll_frame(cx));
+        if frame.is_none() {
+            self.body = None;
             self.progress.on_request_complete();
+        } else {
+            self.check_end();
         }
         Poll::Ready(frame)
     }
 
     fn is_end_stream(&self) -> bool {
-        self.body.is_end_stream()
+        self.body.as_ref().is_none_or(HttpBody::is_end_stream)
     }
 
     fn size_hint(&self) -> SizeHint {
-        self.body.size_hint()
+        self.body.as_ref().map_or_else(|| SizeHint::with_exact(0), HttpBody::size_hint)
     }
 }
 

@@ -212,6 +212,11 @@ fn unsupported_formats_are_rejected_by_name() {
             r#"config.json: field `quantization_config.quant_method`: "gptq" is not supported: fp8, compressed-tensors, modelopt and mxfp4 are; serve the unquantised model, or a checkpoint in one of these formats"#
         ]],
     );
+    for method in ["bitsandbytes", "awq", "gguf", "hqq", "quark", "torchao"] {
+        let error = error(json!({"quant_method": method}));
+        let expected = format!("quant_method`: {method:?} is not supported: fp8,");
+        assert!(error.starts_with(&expected), "{error}");
+    }
     let fp8 = |more: Value| with(json!({"quant_method": "fp8"}), more);
     let blocks = json!([128, 128]);
     for (more, expected) in [

@@ -4,6 +4,7 @@ use super::embedding_reply::{EmbeddingWriter, EncodingFormat};
 use super::{NoStreamWriter, PROMPTS_MAX, PoolingTask, prompts, vectors};
 use crate::api_error::ApiError;
 use crate::app::ServingContext;
+use crate::openai::chat::messages::reject_media;
 use crate::openai::collect::collect;
 use crate::openai::completions::{CompletionPrompt, take_prompts};
 use crate::openai::endpoint::{
@@ -15,6 +16,7 @@ use crate::openai::pooling_params::{self, submit_pooling};
 use crate::openai::submit::truncate;
 use crate::piece_body::body_of;
 use crate::request_fields::RequestFields;
+use crate::strict_json::JsonValue;
 use axum::body::Body;
 use protocol::Token;
 
@@ -37,7 +39,8 @@ impl EmbeddingRequest {
     /// Errors: HTTP status 400; the error names the invalid field.
     pub(super) fn take(fields: &mut RequestFields, bounds: &FieldBounds) -> Result<Self, ApiError> {
         let params = pooling_params::take(fields, bounds)?;
-        if fields.take("messages").is_some() {
+        if let Some(messages) = fields.take("messages") {
+            reject_media_parts(&messages)?;
             let message = "conversations are not embedded; send the text of the prompt as `input`";
             return Err(ApiError::unsupported("messages", message));
         }
@@ -64,6 +67,27 @@ impl EmbeddingRequest {
         };
         self.prompts.iter().map(ids).collect()
     }
+}
+
+/// Rejects parts of messages that are not text.
+///
+/// Errors: HTTP status 400; the error names the place of the part and its kind.
+fn reject_media_parts(messages: &JsonValue) -> Result<(), ApiError> {
+    let JsonValue::List(messages) = messages else { return Ok(()) };
+    for (m, message) in messages.iter().enumerate() {
+        let Some(JsonValue::List(parts)) = member(message, "content") else { continue };
+        for (p, part) in parts.iter().enumerate() {
+            if let Some(JsonValue::Str(kind)) = member(part, "type") {
+                reject_media(kind, &format!("messages[{m}].content[{p}]"))?;
+            }
+        }
+    }
+    Ok(())
+}
+
+fn member<'a>(object: &'a JsonValue, name: &str) -> Option<&'a JsonValue> {
+    let JsonValue::Object(pairs) = object else { return None };
+    pairs.iter().find(|(key, _)| key == name).map(|(_, value)| value)
 }
 
 /// Formats the reply to an embedding request; contains all values that the reply needs in addition to the

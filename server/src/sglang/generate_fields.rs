@@ -1,6 +1,7 @@
 //! Converts the fields of a `/generate` request to the fields of a text completion request.
 
 use crate::api_error::ApiError;
+use crate::openai::chat::messages::reject_media;
 use crate::request_fields::RequestFields;
 use crate::strict_json::JsonValue;
 
@@ -75,6 +76,10 @@ const UNSUPPORTED: [&str; 26] = [
     "return_bytes",
     "background",
 ];
+
+/// Fields with media, and the kind of media for errors.
+const MEDIA: [(&str, &str); 3] =
+    [("image_data", "image"), ("video_data", "video"), ("audio_data", "audio")];
 
 /// Log-probabilities requested by a `/generate` request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -190,6 +195,9 @@ fn reject_unsupported(fields: &mut RequestFields, names: &[&str]) -> Result<(), 
             Some(_) => false,
         };
         if !is_absent {
+            if let Some((_, media)) = MEDIA.iter().find(|(field, _)| field == name) {
+                reject_media(media, &fields.path(name))?;
+            }
             let message = format!("{name} is not supported by this server");
             return Err(ApiError::unsupported(fields.path(name), message));
         }

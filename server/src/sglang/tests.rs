@@ -63,6 +63,13 @@ fn unsupported_fields_are_rejected_by_name() {
         let error = taken(&body).err().unwrap_or_else(|| panic!("{body}"));
         assert_eq!((error.status.as_u16(), error.param.as_deref()), (400, Some(param)), "{body}");
     }
+    for (field, reason) in
+        [("image_data", "images are"), ("video_data", "videos are"), ("audio_data", "audio is")]
+    {
+        let error = taken(&json!({"text": "x", field: ["a"]})).err().unwrap();
+        let expected = format!("{reason} not supported by this model, which reads text only");
+        assert!(error.text().contains(&expected), "{}", error.text());
+    }
     let absent = json!({"text": "x", "image_data": [null], "return_hidden_states": false, "lora_path": null});
     assert!(taken(&absent).is_ok());
     let unknown = json!({"text": "x", "sampling_params": {"what": 1}});

@@ -61,5 +61,6 @@ mod strict_tools;
 mod structured_outputs;
 mod thinking_budget;
 mod tool_calls;
+mod unread_bodies;
 mod validation_errors;
 pub(crate) mod weight_changes;

@@ -173,6 +173,10 @@ fn embedding_errors_name_the_field() {
         (json!({"input": "a", "dimensions": 0}), "dimensions"),
         (json!({"input": "a", "dimensions": 9}), "dimensions"),
         (json!({"input": "a", "messages": []}), "messages"),
+        (
+            json!({"messages": [{"role": "user", "content": [{"type": "input_audio"}]}]}),
+            "messages[0].content[0]",
+        ),
         (json!({"input": "x".repeat(5_000)}), "input"),
     ];
     for (body, param) in cases {

@@ -6,6 +6,7 @@ use crate::api_error::ApiError;
 use crate::app::{AppState, ServingContext};
 use crate::ignored_parts::IgnoredRequestParts;
 use crate::request_fields::printable;
+use std::time::Instant;
 use text::HiddenChatField;
 
 /// Adds the names of request values without effect to `ignored`.
@@ -24,6 +25,9 @@ pub(crate) fn report_ignored(
         if app.options.strict_fields && !is_sent_to_every_model(&field) {
             return Err(ApiError::unsupported(name, "the chat template does not show it"));
         }
+        if field == HiddenChatField::Tools {
+            warn_of_hidden_tools(app);
+        }
         hints.add(name);
     }
     if !enforces_strict_tools(serving, request) {
@@ -32,6 +36,14 @@ pub(crate) fn report_ignored(
     serving.metrics.http.ignored(hints.count());
     ignored.extend(hints.names());
     Ok(())
+}
+
+fn warn_of_hidden_tools(app: &AppState) {
+    let Some(suppressed) = app.hidden_tools.allow(Instant::now()) else { return };
+    tracing::warn!(
+        suppressed = (suppressed > 0).then_some(suppressed),
+        "the request has tools, which the chat template does not show to the model"
+    );
 }
 
 /// Whether a grammar enforces the schemas of strict tools: if calls are forced, or if a callable tool is
