@@ -138,9 +138,10 @@ fn parse_time(
         }
         parser.finish(&mut pieces);
         let took = processor_time().saturating_sub(start);
-        // The harmony parser has no text for some outputs without a message.
-        let has_text = syntax == ToolCallSyntax::HARMONY || shown + pieces.len() > 0;
-        assert!(has_text, "{syntax:?}: nothing was parsed of {begin:?} and {unit:?} repeated");
+        // Harmony drops an incomplete header at the end of the output.
+        let is_header = syntax == ToolCallSyntax::HARMONY && unit.starts_with("<|start|>");
+        let has_text = shown + pieces.len() > 0;
+        assert_eq!(has_text, !is_header, "{syntax:?}: text of {begin:?} and {unit:?} repeated");
         took
     };
     (0..ROUNDS).map(round).min().unwrap()

@@ -9,6 +9,17 @@ fn send(target: &AttackTarget, kind: &str, path: &str, body: &Value) {
     target.post(kind, path, body.to_string().as_bytes());
 }
 
+/// Fills the cache of compiled grammars, so that memory growth afterwards is not that of a cache that fills up.
+pub(super) fn fill_cache(target: &AttackTarget) {
+    const CHOICES: usize = 1_000;
+    const GRAMMARS: usize = 120;
+    for i in 0..GRAMMARS {
+        let choices: Vec<String> = (0..CHOICES).map(|j| format!("choice {j} of {i}")).collect();
+        let body = json!({"prompt": "a", "max_tokens": 1, "structured_outputs": {"choice": choices}});
+        send(target, "fill_cache", "/v1/completions", &body);
+    }
+}
+
 /// A JSON schema nested to `depth` levels.
 fn nested(depth: usize) -> Value {
     (0..depth).fold(

@@ -168,6 +168,7 @@ fn run(plan: &AttackPlan) -> AttackReport {
     let target = AttackTarget::new(&process, model);
     if plan.time >= memory::SLOPE_TIME_MIN {
         agents::fill_stores(&target);
+        grammars::fill_cache(&target);
     }
     let first = Mutex::new(plan.kinds());
     let (over, counts) = (AtomicBool::new(false), Mutex::new(BTreeMap::new()));

@@ -37,19 +37,90 @@ impl MalformedRequestRng {
     }
 }
 
-const BODIES: &[&str] = &[
-    r#"{"model":"tiny","prompt":"hello there","max_tokens":4,"temperature":0.5,"stop":["a","b"],"seed":3}"#,
-    r#"{"prompt":[72,105,33],"n":2,"max_tokens":2,"logprobs":2,"echo":true,"logit_bias":{"7":1.5}}"#,
-    r#"{"messages":[{"role":"system","content":"x"},{"role":"user","content":[{"type":"text","text":"hi"}]}],"max_tokens":3,"top_p":0.9}"#,
-    r#"{"messages":[{"role":"user","content":"hello"}],"stream":true,"stream_options":{"include_usage":true},"max_tokens":3}"#,
-    r#"{"tokens":[1,2,3]}"#,
-    r#"{"prompt":"text to count","add_special_tokens":false}"#,
+/// A valid request that mutations change. There are no schemas: distinct ones fill the grammar cache, whose limit has tests
+/// of its own (`many_distinct_schemas`).
+struct ValidRequest {
+    path: &'static str,
+    body: &'static str,
+}
+
+const COMPLETIONS: &str = "/v1/completions";
+const CHAT: &str = "/v1/chat/completions";
+const MESSAGES: &str = "/v1/messages";
+const RESPONSES: &str = "/v1/responses";
+const VALID: &[ValidRequest] = &[
+    ValidRequest {
+        path: COMPLETIONS,
+        body: r#"{"model":"tiny","prompt":"hello there","max_tokens":4,"temperature":0.5,"stop":["a","b"],"seed":3}"#,
+    },
+    ValidRequest {
+        path: COMPLETIONS,
+        body: r#"{"prompt":[72,105,33],"n":2,"max_tokens":2,"logprobs":2,"echo":true,"logit_bias":{"7":1.5}}"#,
+    },
+    ValidRequest {
+        path: CHAT,
+        body: r#"{"messages":[{"role":"system","content":"x"},{"role":"user","content":[{"type":"text","text":"hi"}]}],"max_tokens":3,"top_p":0.9}"#,
+    },
+    ValidRequest {
+        path: CHAT,
+        body: r#"{"messages":[{"role":"user","content":"hello"}],"stream":true,"stream_options":{"include_usage":true},"max_tokens":3}"#,
+    },
+    ValidRequest {
+        path: CHAT,
+        body: r#"{"messages":[{"role":"user","content":"hi"},{"role":"assistant","content":null,"tool_calls":[{"id":"c","type":"function","function":{"name":"f","arguments":"{}"}}]},{"role":"tool","tool_call_id":"c","content":"x"}],"tools":[{"type":"function","function":{"name":"f","parameters":{"type":"object","properties":{"n":{"type":"integer"}}}}}],"max_tokens":2}"#,
+    },
+    ValidRequest {
+        path: MESSAGES,
+        body: r#"{"max_tokens":2,"system":[{"type":"text","text":"s"}],"messages":[{"role":"user","content":"hi"},{"role":"assistant","content":[{"type":"tool_use","id":"c","name":"f","input":{"n":1}}]},{"role":"user","content":[{"type":"tool_result","tool_use_id":"c","content":"x"}]}],"tools":[{"name":"f","input_schema":{"type":"object"}}]}"#,
+    },
+    ValidRequest {
+        path: MESSAGES,
+        body: r#"{"max_tokens":2,"stream":true,"thinking":{"type":"disabled"},"messages":[{"role":"user","content":[{"type":"text","text":"hi","cache_control":{"type":"ephemeral"}}]}]}"#,
+    },
+    ValidRequest {
+        path: "/v1/messages/count_tokens",
+        body: r#"{"messages":[{"role":"user","content":"hi"}]}"#,
+    },
+    ValidRequest {
+        path: RESPONSES,
+        body: r#"{"input":"hi","max_output_tokens":2,"store":false,"instructions":"x"}"#,
+    },
+    ValidRequest {
+        path: RESPONSES,
+        body: r#"{"input":[{"role":"user","content":[{"type":"input_text","text":"hi"}]},{"type":"function_call","call_id":"c","name":"f","arguments":"{}"},{"type":"function_call_output","call_id":"c","output":"x"}],"tools":[{"type":"function","name":"f","parameters":{"type":"object"}},{"type":"namespace","name":"n","tools":[{"type":"function","name":"g"}]}],"tool_choice":"auto","store":false,"max_output_tokens":2,"stream":true}"#,
+    },
+    ValidRequest {
+        path: "/v1/conversations",
+        body: r#"{"items":[{"type":"message","role":"user","content":"hi"}],"metadata":{"a":"b"}}"#,
+    },
+    ValidRequest {
+        path: "/v1/chat/completions/render",
+        body: r#"{"messages":[{"role":"user","content":"hi"}]}"#,
+    },
+    ValidRequest {
+        path: "/generate",
+        body: r#"{"text":"hi","sampling_params":{"max_new_tokens":2,"temperature":0.5},"return_logprob":true}"#,
+    },
+    ValidRequest {
+        path: "/v1/embeddings",
+        body: r#"{"input":["a",[1,2]],"dimensions":8,"encoding_format":"base64"}"#,
+    },
+    ValidRequest { path: "/rerank", body: r#"{"query":"a","documents":["b","c"],"top_n":1}"# },
+    ValidRequest { path: "/score", body: r#"{"text_1":"a","text_2":["b","c"]}"# },
+    ValidRequest { path: "/detokenize", body: r#"{"tokens":[1,2,3]}"# },
+    ValidRequest {
+        path: "/tokenize",
+        body: r#"{"prompt":"text to count","add_special_tokens":false}"#,
+    },
 ];
+/// Paths that get bodies of other paths.
 const PATHS: &[&str] = &[
-    "/v1/completions",
-    "/v1/chat/completions",
+    COMPLETIONS,
+    CHAT,
+    MESSAGES,
+    RESPONSES,
     "/tokenize",
-    "/detokenize",
+    "/generate",
     "/v1/models",
     "/nowhere",
     "/v1/completions/../x",
@@ -83,9 +154,9 @@ const ODD: &[&str] = &[
     "'x'",
 ];
 
-/// A valid request body with random mutations.
-fn mutate(request_rng: &mut MalformedRequestRng) -> Vec<u8> {
-    let mut body = request_rng.pick(BODIES).as_bytes().to_vec();
+/// The body of a valid request with random mutations.
+fn mutate(request_rng: &mut MalformedRequestRng, body: &str) -> Vec<u8> {
+    let mut body = body.as_bytes().to_vec();
     for _ in 0..=request_rng.below(3) {
         let at = request_rng.below(body.len().max(1));
         match request_rng.below(7) {
@@ -126,11 +197,8 @@ pub(crate) fn request(request_rng: &mut MalformedRequestRng, out: &mut Vec<u8>) 
     } else {
         "POST"
     };
-    let path = if request_rng.below(12) == 0 {
-        request_rng.pick(PATHS)
-    } else {
-        request_rng.pick(&PATHS[..4])
-    };
+    let valid = request_rng.pick(VALID);
+    let path = if request_rng.below(6) == 0 { request_rng.pick(PATHS) } else { valid.path };
     let extra = match request_rng.below(24) {
         0 => "Content-Type: text/html\r\n",
         1 => "Content-Encoding: br\r\n",
@@ -139,7 +207,7 @@ pub(crate) fn request(request_rng: &mut MalformedRequestRng, out: &mut Vec<u8>) 
         4 => "Accept: \"\r\nCookie: a;b;;=\r\n",
         _ => "",
     };
-    let body = mutate(request_rng);
+    let body = mutate(request_rng, valid.body);
     let head = format!(
         "{method} {path} HTTP/1.1\r\nHost: x\r\n{extra}Content-Length: {}\r\n\r\n",
         body.len()
