@@ -2,11 +2,11 @@
 # Runs the `gpu` tests of the kernels on the emulator, with kernels compiled for AddressSanitizer and
 # UndefinedBehaviorSanitizer, then for ThreadSanitizer. Only kernels are instrumented, not the rest of the process.
 #
-#   sanitized.sh --turn N [TEST...]     for each sanitizer one kernel variant and a third of the test files, selected by N
+#   sanitized.sh --turn N [TEST...]     for each sanitizer one kernel variant and a sixth of the test files, selected by N
 #   sanitized.sh --all [TEST...]        every variant and every test file under both sanitizers
 #
 # Variants: wavefronts of 64 lanes with the branches of gfx942, wavefronts of 64 lanes with the branches of gfx950,
-# warps of 32 lanes. Nine consecutive values of N cover each variant and each file under both sanitizers. TEST: arguments
+# warps of 32 lanes. Eighteen consecutive values of N cover each variant and each file under both sanitizers. TEST: arguments
 # of the test binary, such as test names or --skip.
 set -euo pipefail
 shopt -s inherit_errexit
@@ -14,7 +14,7 @@ cd "$(dirname "$0")/../.."
 
 case ${1:-} in
 --turn) turn=$2 turns=1; shift 2 ;;
---all) turn=0 turns=9; shift ;;
+--all) turn=0 turns=18; shift ;;
 *) sed -n '2,12s/^# \{0,1\}//p' "$0"; exit 2 ;;
 esac
 variants=("64 942" "64 950" "32 0")
@@ -34,15 +34,15 @@ run() {
 }
 export -f run
 
-# Prints the names of the tests in every third test file, one file per line: third OFFSET ARGUMENT... Not listed: tests of
+# Prints the names of the tests in every sixth test file, one file per line: sixth OFFSET ARGUMENT... Not listed: tests of
 # errors, and tests of the harness's child processes, which would have the sanitizer's library preloaded.
-third() {
+sixth() {
     local offset=$1
     shift
     local tests files
     tests=$(cargo test -q --test gpu -- --list --format terse --skip errors:: --skip watchdog_tests:: --skip cards:: "$@" | sed -n 's/: test$//p')
     # The slowest files first.
-    files=$(printf '%s\n' mla_prefill sample mla kv_fp8 linear moe $(sed 's/::.*//' <<<"$tests") | awk '!seen[$0]++' | awk -v offset="$offset" 'NR % 3 == offset')
+    files=$(printf '%s\n' mla_prefill sample mla kv_fp8 linear moe $(sed 's/::.*//' <<<"$tests") | awk '!seen[$0]++' | awk -v offset="$offset" 'NR % 6 == offset')
     for file in $files; do
         grep "^$file::" <<<"$tests" | paste -sd ' ' - || true
     done | sed '/^$/d'
@@ -53,17 +53,17 @@ third() {
 threads() {
     local offset=$1 variant=$2
     shift 2
-    third "$offset" --skip frequencies_follow_the_softmax --skip any_number_of_tokens "$@" |
+    sixth "$offset" --skip frequencies_follow_the_softmax --skip any_number_of_tokens "$@" |
         variant=$variant xargs -P 2 -d '\n' -I {} bash -c 'run thread libtsan.so 0 $variant --test-threads=1 --exact {}'
 }
 
 for ((i = turn; i < turn + turns; i++)); do
-    offset=$((i / 3 % 3)) variant=${variants[i % 3]}
-    echo "AddressSanitizer: $variant, third $offset"
-    names=$(third $offset "$@")
+    offset=$((i / 3 % 6)) variant=${variants[i % 3]}
+    echo "AddressSanitizer: $variant, sixth $offset"
+    names=$(sixth $offset "$@")
     # shellcheck disable=SC2086
     [ -z "$names" ] || run address libasan.so $((3 + 4 * (i % 16))) $variant --test-threads=2 --exact $names
     variant=${variants[(i + 1) % 3]}
-    echo "ThreadSanitizer: $variant, third $offset"
+    echo "ThreadSanitizer: $variant, sixth $offset"
     threads $offset "$variant" "$@"
 done

@@ -178,11 +178,11 @@ cases! {
     deepseek_v3_fp8_ue8m0 => "deepseek_v3-fp8-ue8m0",
 }
 
-/// Tests of f16 and of parallel ranks run for one half of the fixtures each, in turns that `HADRON_CURSOR`
+/// Tests of f16 and of parallel ranks run for one third of the fixtures each, in turns that `HADRON_CURSOR`
 /// selects. Returns whether the test with number `test` of the fixture `file` runs.
 fn is_selected(test: u64, file: &str) -> bool {
     let fixture = FILES.iter().position(|name| *name == file).unwrap() as u64;
-    seed_cursor::is_selected_by_cursor(test + fixture, 2)
+    seed_cursor::is_selected_by_cursor(test + fixture, 3)
 }
 
 #[test]

@@ -50,6 +50,9 @@ fn check(name: &str, fields: &str) {
 
 #[test]
 fn multipliers_match_the_cpu() {
+    if !crate::is_selected_by_cursor(0) {
+        return;
+    }
     check(
         "granite",
         r#""architectures": ["GraniteForCausalLM"], "embedding_multiplier": 2.0, "residual_multiplier": 0.22,
@@ -59,16 +62,25 @@ fn multipliers_match_the_cpu() {
 
 #[test]
 fn layers_without_rope_match_the_cpu() {
+    if !crate::is_selected_by_cursor(1) {
+        return;
+    }
     check("smollm3", r#""architectures": ["SmolLM3ForCausalLM"], "no_rope_layers": [1, 0]"#);
 }
 
 #[test]
 fn full_qk_norm_and_output_norms_match_the_cpu() {
+    if !crate::is_selected_by_cursor(2) {
+        return;
+    }
     check("olmo2", r#""architectures": ["Olmo2ForCausalLM"]"#);
 }
 
 #[test]
 fn attention_temperature_matches_the_cpu() {
+    if !crate::is_selected_by_cursor(3) {
+        return;
+    }
     check(
         "ministral3",
         r#""architectures": ["Ministral3ForCausalLM"], "rope_parameters": {"rope_type": "yarn", "factor": 8.0,
@@ -78,16 +90,25 @@ fn attention_temperature_matches_the_cpu() {
 
 #[test]
 fn partial_rotary_matches_the_cpu() {
+    if !crate::is_selected_by_cursor(0) {
+        return;
+    }
     check("phi3", r#""architectures": ["Phi3ForCausalLM"], "partial_rotary_factor": 0.75"#);
 }
 
 #[test]
 fn sandwich_norms_match_the_cpu() {
+    if !crate::is_selected_by_cursor(1) {
+        return;
+    }
     check("glm4", r#""architectures": ["Glm4ForCausalLM"], "partial_rotary_factor": 0.5"#);
 }
 
 #[test]
 fn windows_match_the_cpu() {
+    if !crate::is_selected_by_cursor(2) {
+        return;
+    }
     check(
         "gemma3",
         r#""architectures": ["Gemma3ForCausalLM"], "sliding_window": 4, "sliding_window_pattern": 2,
@@ -98,6 +119,9 @@ fn windows_match_the_cpu() {
 
 #[test]
 fn two_head_sizes_match_the_cpu() {
+    if !crate::is_selected_by_cursor(3) {
+        return;
+    }
     check(
         "gemma4",
         r#""architectures": ["Gemma4ForCausalLM"], "sliding_window": 4, "global_head_dim": 512,
@@ -109,6 +133,9 @@ fn two_head_sizes_match_the_cpu() {
 
 #[test]
 fn shared_keys_and_layer_inputs_match_the_cpu() {
+    if !crate::is_selected_by_cursor(0) {
+        return;
+    }
     check(
         "gemma4 with inputs",
         r#""architectures": ["Gemma4ForCausalLM"], "sliding_window": 4, "global_head_dim": 32,
@@ -121,6 +148,9 @@ fn shared_keys_and_layer_inputs_match_the_cpu() {
 
 #[test]
 fn sinks_and_biased_mxfp4_experts_match_the_cpu() {
+    if !crate::is_selected_by_cursor(1) {
+        return;
+    }
     check(
         "gpt_oss",
         r#""architectures": ["GptOssForCausalLM"], "sliding_window": 4, "num_local_experts": 5,
@@ -130,6 +160,9 @@ fn sinks_and_biased_mxfp4_experts_match_the_cpu() {
 
 #[test]
 fn gated_delta_nets_match_the_cpu() {
+    if !crate::is_selected_by_cursor(2) {
+        return;
+    }
     check(
         "qwen3_next",
         r#""architectures": ["Qwen3NextForCausalLM"], "linear_num_key_heads": 2, "linear_num_value_heads": 4,
@@ -141,6 +174,9 @@ fn gated_delta_nets_match_the_cpu() {
 
 #[test]
 fn gated_shared_experts_match_the_cpu() {
+    if !crate::is_selected_by_cursor(3) {
+        return;
+    }
     check(
         "qwen2_moe",
         r#""architectures": ["Qwen2MoeForCausalLM"], "num_experts": 8, "num_experts_per_tok": 2,
