@@ -7,6 +7,7 @@
 pub const HEADERS: &[(&str, &str)] = &[
     ("dev.h", include_str!("dev.h")),
     ("dev/amd.h", include_str!("dev/amd.h")),
+    ("dev/normed_rows.h", include_str!("dev/normed_rows.h")),
     ("dev/nvidia.h", include_str!("dev/nvidia.h")),
     ("dev/half.h", include_str!("dev/half.h")),
     ("dev/vector.h", include_str!("dev/vector.h")),

@@ -143,7 +143,7 @@ impl PackedMatrixGroup {
         let scales = stack.scales.as_ref().map(|scales| {
             let PackedScales { rows, stride, activation_scaling, .. } = *scales;
             let buffer = slice(&scales.buffer, n / rows * stride * size_of::<f32>())?;
-            Some(PackedScales { buffer, rows, stride, activation_scaling })
+            Some(PackedScales { buffer, rows, stride, activation_scaling, blocks: None })
         });
         let scales = match scales {
             Some(scales) => Some(scales?),

@@ -35,6 +35,17 @@ pub struct PackedScales {
     pub(crate) stride: usize,
     /// How the activations that are multiplied by this matrix are scaled when they are quantised to fp8.
     pub(crate) activation_scaling: ActivationScaling,
+    /// The same scales as blocks of 128 × 128, with rows padded to multiples of 4 scales. `None` unless
+    /// activation scales are static, every stacked matrix has one scale, and BLASLt supports blocks: with a medium
+    /// number of rows its GEMM with block scales is faster than the one with a scale per output.
+    pub(crate) blocks: Option<Buffer>,
+}
+
+impl PackedScales {
+    /// Size in bytes.
+    fn bytes(&self) -> usize {
+        self.buffer.bytes() + self.blocks.as_ref().map_or(0, Buffer::bytes)
+    }
 }
 
 impl PackedMatrix {
@@ -59,7 +70,7 @@ impl PackedMatrix {
     /// Size in bytes, scales included.
     #[must_use]
     pub fn bytes(&self) -> usize {
-        self.buffer.bytes() + self.scales.as_ref().map_or(0, |s| s.buffer.bytes())
+        self.buffer.bytes() + self.scales.as_ref().map_or(0, PackedScales::bytes)
     }
 
     /// Dequantisation scales of an fp8 matrix; `None` for other types.

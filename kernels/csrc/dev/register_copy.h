@@ -37,3 +37,27 @@ DEV void store_loaded(void* p, const u32x4& piece, bool present) {
     UNROLL for (u32 e = 0; e < 4; ++e) v.v[e] = pinned(piece.v[e]) & mask;
     store_piece(p, v);
 }
+
+// Calls use(i, load(i)) for i from 0 to count - 1, in this order. Warps of 64 lanes have the loads of AHEAD values in
+// flight at every wait of the loop: each value that has been used is replaced by a later one. load(i) must be valid for
+// every i, and have no branch.
+template <u32 AHEAD, class Load, class Use> DEV void each_ahead(u32 count, const Load& load, const Use& use) {
+#if WARP_SIZE == 64
+    decltype(load(0)) ahead[AHEAD];
+    UNROLL for (u32 j = 0; j < AHEAD; ++j) {
+        ahead[j] = load(j);
+        keep_load_order();
+    }
+    u32 i = 0;
+    for (; i + AHEAD < count; i += AHEAD)
+        UNROLL for (u32 j = 0; j < AHEAD; ++j) {
+            use(i + j, ahead[j]);
+            ahead[j] = load(i + j + AHEAD);
+            keep_load_order();
+        }
+    UNROLL for (u32 j = 0; j < AHEAD; ++j)
+        if (i + j < count) use(i + j, ahead[j]);
+#else
+    for (u32 i = 0; i < count; ++i) use(i, load(i));
+#endif
+}

@@ -10,7 +10,7 @@
 //
 // Dynamic shared memory: M * (K rounded up to 128, + X_PADDING) * 2 + warps * TILES * STRIP_ROWS * M * 4 bytes.
 #pragma once
-#include "dev/register_copy.h"
+#include "dev/normed_rows.h"
 #include "dev/strip_fp8.h"
 
 enum : u32 {
@@ -66,47 +66,14 @@ DEV Fp8StripPieces load_strip(const ScaledFp8Weights& w, u32 tile, u32 block) {
 DEV u32 padded(u32 k) { return (k + BLOCK_K - 1) / BLOCK_K * BLOCK_K; }
 DEV u32 x_line(u32 k) { return padded(k) + X_PADDING; }
 
-// Calls f(at, v) for each vector v of 8 elements of a row of x that this lane reads, at columns `at` < `end`, in
-// ascending order; elements from column k on are 0. Warps of 64 lanes have up to STAGE_DEPTH loads in flight: all
-// loads of a step precede its first use.
-template <class Use> DEV void each_loaded(const half_t* row, u32 k, u32 end, const Use& f) {
-    enum : u32 { STAGE_DEPTH = WARP_SIZE == 64 ? 8 : 1 };
-    for (u32 first = lane() * 8; first < end; first += STAGE_DEPTH * WARP_SIZE * 8) {
-        u32x4 loaded[STAGE_DEPTH];
-        UNROLL for (u32 j = 0; j < STAGE_DEPTH; ++j) {
-            const u32 at = first + j * WARP_SIZE * 8;
-            loaded[j] = load_piece(row + (at < k ? at : 0));
-        }
-        UNROLL for (u32 j = 0; j < STAGE_DEPTH; ++j) {
-            const u32 at = first + j * WARP_SIZE * 8;
-            UNROLL for (u32 e = 0; e < 4; ++e) loaded[j].v[e] = at < k ? loaded[j].v[e] : 0;
-            if (at < end) f(at, widen(bits_as<half_x8>(loaded[j])));
-        }
-    }
-}
-
 // Copies the rows of x to shared memory; with NORM they are normalised first. x_row(r) returns the address of
-// row r. Each row is processed by one warp for any M, so that the order of additions in the sum of squares
-// does not depend on M.
+// row r.
 template <class Row> DEV void stage_rows(half_t* xs, const Row& x_row, const half_t* norm, u32 m, u32 k, float eps) {
     for (u32 row = warp_id(); row < m; row += bdim() / WARP_SIZE) {
         const half_t* from = x_row(row);
         half_t* to = xs + row * x_line(k);
-        float scale = 1.f;
-        if (NORM) {
-            float squares = 0.f;
-            each_loaded(from, k, k, [&](u32, const f32x8& v) {
-                for (u32 i = 0; i < 8; ++i) squares = fma_(v.v[i], v.v[i], squares);
-            });
-            scale = rsqrt_(warp_sum(squares) / (float)k + eps);
-        }
-        each_loaded(from, k, padded(k), [&](u32 at, f32x8 v) {
-            if (NORM) {
-                const f32x8 w = load8(norm + (at < k ? at : 0));
-                for (u32 i = 0; i < 8; ++i) v.v[i] = w.v[i] * f32(to_half(v.v[i] * scale));
-            }
-            store8(to + at, v);
-        });
+        if (NORM) copy_normed_row(to, from, norm, k, padded(k), row_inverse_rms(from, k, eps));
+        else copy_row(to, from, k, padded(k));
     }
 }
 

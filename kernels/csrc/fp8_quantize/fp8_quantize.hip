@@ -3,7 +3,8 @@
 // fp8_quantize_rows y [rows, cols] of fp8 = x / scale, rounded. Scales f32: one per row and 128 columns,
 //                   [cols / 128, scale_stride]; with CHANNELS one per row, [rows]. SCALING (quantize.h) selects
 //                   the rule of the scales. Rows from `rows` to gdim_x() are zero.
-// fp8_quantize_rows_static  with SCALING=2: all scales are `static_scale`
+// fp8_quantize_rows_static  with SCALING=2: all scales are `static_scale`, [cols / 128, scale_stride]. The first of
+//                   these rows is also the form of CHANNELS, so -DCHANNELS=1 is not needed.
 // scale_rows_to_f16 y [rows, cols] of f16 = x times a power of two per row; the inverse is written to factors
 //                   [rows].
 // fp8_to_fnuz        converts OCP fp8 to the target's format in place. For FNUZ, negative zero becomes zero;
@@ -29,7 +30,7 @@ DEV void quantize_with_scale(fp8* y, float* scales, const half_t* x, u32 cols, u
         if (valid) v = load8(x + c);
         *(fp8x8*)(y + c) = quantized_saturating(v, 1.f / scale);
     }
-    const u32 count = CHANNELS ? 1 : (cols + QUANT_BLOCK - 1) / QUANT_BLOCK;
+    const u32 count = (cols + QUANT_BLOCK - 1) / QUANT_BLOCK;
     for (u32 i = tid(); i < count; i += bdim()) scales[(u64)i * scale_stride] = scale;
 }
 

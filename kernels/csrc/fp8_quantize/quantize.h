@@ -57,20 +57,19 @@ DEV float peak_of(const f32x8& x) {
 // `cols` is a multiple of QUANT_BLOCK.
 struct QuantizedOutput {
     fp8* y;              // [rows, cols]
-    float* scales;       // [cols / QUANT_BLOCK, scale_stride]; with SCALING=2 [rows]
-    u32 scale_stride;    // unused with SCALING=2
+    float* scales;       // [cols / QUANT_BLOCK, scale_stride]
+    u32 scale_stride;
     float static_scale;  // for OCP fp8; unused without SCALING=2
 };
 DEV void store_quantized(const QuantizedOutput& to, u64 row, u32 cols, u32 c, const f32x8& v) {
 #if SCALING == 2
-    if (c >= cols) return;
     const float scale = target_scale(to.static_scale);
+    if (c >= cols) return;
     *(fp8x8*)(to.y + row * cols + c) = quantized_saturating(v, 1.f / scale);
-    if (c == 0) to.scales[row] = scale;
 #else
     const float scale = scale_of(group_max<QUANT_LANES>(peak_of(v)));
     if (c >= cols) return;
     *(fp8x8*)(to.y + row * cols + c) = quantized(v, 1.f / scale);
-    if (c % QUANT_BLOCK == 0) to.scales[(u64)(c / QUANT_BLOCK) * to.scale_stride + row] = scale;
 #endif
+    if (c % QUANT_BLOCK == 0) to.scales[(u64)(c / QUANT_BLOCK) * to.scale_stride + row] = scale;
 }

@@ -44,29 +44,13 @@ typedef half_t OUT;
 #endif
 
 #if NORM && !STREAM
-// Normalises the rows of x and stores them in shared memory. Each row is processed by one warp for any M, so
-// that the order of additions in the sum of squares does not depend on M.
+#  include "dev/normed_rows.h"
+// Normalises the rows of x and stores them in shared memory.
 DEV void stage_normed(half_t* xs, const half_t* x, const half_t* norm, u32 m, u32 k, u32 stride, float eps) {
     const u32 padded = x_stride(k) - X_PADDING;
     for (u32 row = warp_id(); row < m; row += bdim() / WARP_SIZE) {
         const half_t* from = x + (u64)row * stride;
-        half_t* to = xs + row * x_stride(k);
-        float squares = 0.f;
-        for (u32 at = lane() * 8; at < k; at += WARP_SIZE * 8) {
-            const f32x8 v = load8(from + at);
-            for (u32 i = 0; i < 8; ++i) squares = fma_(v.v[i], v.v[i], squares);
-        }
-        const float scale = rsqrt_(warp_sum(squares) / (float)k + eps);
-        for (u32 at = lane() * 8; at < padded; at += WARP_SIZE * 8) {
-            if (at >= k) {
-                *(half_x8*)(to + at) = zero8();
-                continue;
-            }
-            f32x8 v = load8(from + at);
-            const f32x8 w = load8(norm + at);
-            for (u32 i = 0; i < 8; ++i) v.v[i] = w.v[i] * f32(to_half(v.v[i] * scale));
-            store8(to + at, v);
-        }
+        copy_normed_row(xs + row * x_stride(k), from, norm, k, padded, row_inverse_rms(from, k, eps));
     }
 }
 #endif

@@ -237,6 +237,9 @@ fn fp8_gemm_applies_the_activation_scaling() {
             (33, (130, 448), Channels, PowerOfTwo),
             (33, (48, 320), Tensor, limit),
             (18, (144, 320), Blocks, limit),
+            // Block scales up to 256 rows, where BLASLt supports them.
+            (40, (256, 256), Tensor, limit),
+            (260, (256, 128), Tensor, limit),
         ] {
             check_scaled::<bf16>(pair, [m, n, k], grid, scaling);
         }
@@ -433,13 +436,19 @@ fn fp8_prologue_quantizes_inputs() {
     }
 }
 
+/// Number of outputs of the linear layer after a prologue. Static scales with one weight scale take the form of blocks only
+/// if each half of the outputs has whole blocks.
+fn outputs_before(grid: ScaleGranularity) -> usize {
+    if grid == ScaleGranularity::Tensor { 256 } else { 32 }
+}
+
 fn check_norm_before(
     pair: &CpuGpuPair,
     [m, k]: [usize; 2],
     grid: ScaleGranularity,
     scaling: ActivationScaling,
 ) {
-    let (n, eps, bf16) = (32, 1e-6, DType::BF16);
+    let (n, eps, bf16) = (outputs_before(grid), 1e-6, DType::BF16);
     let mut numbers = pair.numbers((m * k) as u64);
     let weights = Fp8Weights::new(&mut numbers, n, k, grid);
     let [w, _] = weights.with_scaling(scaling).pack(pair);
@@ -486,7 +495,7 @@ fn check_gate_before(
     grid: ScaleGranularity,
     scaling: ActivationScaling,
 ) {
-    let (n, bf16) = (32, DType::BF16);
+    let (n, bf16) = (outputs_before(grid), DType::BF16);
     let mut numbers = pair.numbers((m + k) as u64);
     let weights = Fp8Weights::new(&mut numbers, n, k, grid);
     let [w, _] = weights.with_scaling(scaling).pack(pair);

@@ -2,7 +2,7 @@
 //! hipBLASLt) if it supports the scales, otherwise by the kernel `fp8_gemm`.
 
 use device::gpu::{Fp8Scaling, GemmOperands, GemmProblem, GpuError, KernelLaunch, blas_data_type};
-use device::{DeviceError, DeviceStream, MatMut, MatRef};
+use device::{Buffer, DeviceError, DeviceStream, MatMut, MatRef};
 use hip_runtime_sys::BlasDataType;
 
 use super::{BLOCK, GEMM, KERNEL, QUANTIZE, THREADS, weight_scales};
@@ -14,12 +14,17 @@ const TILE_ROWS: usize = 64;
 /// BLASLt requires that the numbers of rows, inputs and outputs are multiples of this number. Rows are
 /// padded; the GEMM kernel `fp8_gemm` is used if inputs or outputs are not a multiple.
 const BLASLT_UNIT: usize = 16;
+/// Maximum number of rows for which weights with one scale and static activation scales are multiplied with
+/// block scales. On an H200, cuBLASLt takes 1.12 times as long with a scale per output at 64 rows, and 0.95
+/// times at 865 (tests/bench/results/h200/speed.md).
+const BLOCK_SCALED_ROWS: usize = 256;
 
 /// fp8-quantised inputs of a GEMM in scratch memory, with rows padded to a multiple of `BLASLT_UNIT`.
 pub(in super::super) struct QuantizedRows {
     /// fp8 values, `[padded, inputs]`.
     pub(in super::super) x: *mut u8,
-    /// f32 scales: block scales `[inputs / 128, padded]`, or one scale per row.
+    /// f32 scales: block scales `[inputs / 128, padded]`, or one scale per row. Static scales have the form of
+    /// blocks, whose first row is also the form of one scale per row.
     pub(in super::super) scales: *mut u8,
     /// Number of input rows. Rows from this index on, up to `padded`, are zeros.
     pub(in super::super) rows: usize,
@@ -39,6 +44,14 @@ pub(super) struct RowQuantizationScheme {
     /// Whether each row has a single scale; otherwise each group of 128 columns of a row has its own scale.
     pub(super) channels: bool,
     pub(super) scaling: ActivationScaling,
+}
+
+/// The scales with which BLASLt multiplies, in one of their forms.
+#[derive(Clone, Copy)]
+struct BlasLtScales<'a> {
+    scaling: Fp8Scaling,
+    /// f32 scales of the weights on the device.
+    weights: &'a Buffer,
 }
 
 /// Operands of a linear layer with quantised inputs, `y = x Wᵀ + bias`.
@@ -85,10 +98,9 @@ impl GpuBackend {
         s: &DeviceStream,
         mut op: QuantizedLinear<'_>,
     ) -> Result<(), DeviceError> {
-        let scales = weight_scales(op.w)?;
-        if let Some(scaling) = self.scaling(op.w, scales) {
+        if let Some(scales) = self.blaslt_scales(op.w, op.x.padded)? {
             let attempt = QuantizedLinear { y: op.y.reborrow(), x: op.x, w: op.w, bias: op.bias };
-            match self.fp8_blaslt(s, attempt, scaling) {
+            match self.fp8_blaslt(s, attempt, scales) {
                 // BLASLt does not support the GEMM, or its version is too old for these scales: `fp8_gemm`
                 // computes it.
                 Err(DeviceError::Gpu(GpuError::Blas { .. })) => {}
@@ -96,6 +108,20 @@ impl GpuBackend {
             }
         }
         self.fp8_gemm(s, op)
+    }
+
+    /// Returns the scales with which BLASLt multiplies `rows` rows by `w`; `None` if it does not support them.
+    fn blaslt_scales<'a>(
+        &self,
+        w: &'a PackedMatrix,
+        rows: usize,
+    ) -> Result<Option<BlasLtScales<'a>>, DeviceError> {
+        let scales = weight_scales(w)?;
+        if let Some(weights) = scales.blocks.as_ref().filter(|_| rows <= BLOCK_SCALED_ROWS) {
+            return Ok(Some(BlasLtScales { scaling: Fp8Scaling::Blocks, weights }));
+        }
+        let scaling = self.scaling(w, scales);
+        Ok(scaling.map(|scaling| BlasLtScales { scaling, weights: &scales.buffer }))
     }
 
     /// Returns the scaling mode of BLASLt for the scales of `w`; `None` if BLASLt does not support them.
@@ -142,7 +168,8 @@ impl GpuBackend {
         let padded_bytes = |bytes: usize| bytes.next_multiple_of(256);
         let w_scales = weight_scales(w)?;
         let scaling = w_scales.activation_scaling;
-        let per_row = if w_scales.rows == 1 { 1 } else { w.k().div_ceil(BLOCK) };
+        let has_row_scales = w_scales.rows == 1 && scaling.static_scale().is_none();
+        let per_row = if has_row_scales { 1 } else { w.k().div_ceil(BLOCK) };
         let sizes = [
             padded_bytes(padded * w.k()),
             padded_bytes(padded * per_row * 4),
@@ -166,8 +193,9 @@ impl GpuBackend {
         row_scales: RowQuantizationScheme,
     ) -> Result<(), DeviceError> {
         let RowQuantizationScheme { channels, scaling } = row_scales;
-        let defines = [("CHANNELS", u32::from(channels)), ("SCALING", scaling.define())];
         let static_scale = scaling.static_scale();
+        let channels = channels && static_scale.is_none();
+        let defines = [("CHANNELS", u32::from(channels)), ("SCALING", scaling.define())];
         let symbol =
             if static_scale.is_some() { "fp8_quantize_rows_static" } else { "fp8_quantize_rows" };
         let kernel = self.kernel(&QUANTIZE, symbol, &defines)?;
@@ -190,13 +218,13 @@ impl GpuBackend {
         &self,
         s: &DeviceStream,
         op: QuantizedLinear<'_>,
-        scaling: Fp8Scaling,
+        scales: BlasLtScales<'_>,
     ) -> Result<(), DeviceError> {
         let QuantizedLinear { mut y, x, w, bias } = op;
         let Some(blaslt) = self.blaslt() else {
             return Err(GpuError::NoKernel { kernel: KERNEL }.into());
         };
-        let (scales, in_place) = (weight_scales(w)?, x.out.is_null());
+        let in_place = x.out.is_null();
         let problem = GemmProblem {
             m: x.padded,
             n: w.n(),
@@ -205,7 +233,7 @@ impl GpuBackend {
             y_stride: if in_place { y.stride() } else { w.n() },
             input: self.fp8_data_type(),
             output: blas_data_type(KERNEL, y.dtype())?,
-            scaling,
+            scaling: scales.scaling,
             bias: bias.is_some(),
             aligned: true,
         };
@@ -217,7 +245,7 @@ impl GpuBackend {
             x: x.x,
             w: w.as_ptr(),
             bias: x.bias,
-            scales: [scales.buffer.as_ptr(), x.scales],
+            scales: [scales.weights.as_ptr(), x.scales],
         };
         // SAFETY: the caller checked the shapes; padding rows are within the row capacity of `y` or in
         // scratch memory.

@@ -2,7 +2,7 @@
 //! matrices.
 
 use device::gpu::{Fp8Scaling, KernelLaunch};
-use device::{DType, DeviceDriver, DeviceError, DeviceStream};
+use device::{Buffer, DType, DeviceDriver, DeviceError, DeviceStream};
 
 use super::{BLOCK, QUANTIZE, THREADS};
 use crate::gpu::GpuBackend;
@@ -105,16 +105,23 @@ impl GpuBackend {
         parts: &[HostMat<'_>],
     ) -> Option<ScaleBlockShape> {
         let block = scale_block_shape(parts)?;
-        let has_block_gemm =
-            self.blaslt().is_some_and(|blaslt| blaslt.supports_fp8_scaling(Fp8Scaling::Blocks));
-        let is_whole = parts.first().is_some_and(|part| part.cols().is_multiple_of(BLOCK));
         // Fused kernels for few rows need whole scale blocks in each half of the outputs.
         let outputs: usize = parts.iter().map(HostMat::rows).sum();
-        let is_whole = is_whole && outputs.is_multiple_of(2 * BLOCK);
-        if !has_block_gemm || !is_whole || !has_dynamic_tensor_scales(parts) {
+        if !outputs.is_multiple_of(2 * BLOCK) || !has_dynamic_tensor_scales(parts) {
             return Some(block);
         }
-        Some(expert_block_shape(parts).filter(|blocks| blocks.rows == BLOCK).unwrap_or(block))
+        Some(self.equal_block_scales(parts).unwrap_or(block))
+    }
+
+    /// Returns the shape of the block scales that replace one scale per part; `None` if a part has more scales, or
+    /// if BLASLt does not support blocks of the sizes of `parts`.
+    fn equal_block_scales(&self, parts: &[HostMat<'_>]) -> Option<ScaleBlockShape> {
+        let is_whole = parts.first()?.cols().is_multiple_of(BLOCK);
+        if !is_whole || !parts.iter().all(has_one_scale) {
+            return None;
+        }
+        let supports = self.blaslt()?.supports_fp8_scaling(Fp8Scaling::Blocks);
+        expert_block_shape(parts).filter(|blocks| supports && blocks.rows == BLOCK)
     }
 
     /// Loads `parts` as one fp8 matrix with scale blocks of shape `block`.
@@ -125,12 +132,16 @@ impl GpuBackend {
     ) -> Result<PackedMatrix, DeviceError> {
         let mut packed = self.load_as(parts, DType::F8E4M3)?;
         let (stride, values) = scales(parts, block, packed.k());
-        let bytes: Vec<u8> = values.iter().flat_map(|scale| scale.to_le_bytes()).collect();
-        let mut buffer = self.weights().alloc(self.runtime(), bytes.len())?;
-        self.upload(&mut buffer, 0, &bytes)?;
+        let buffer = self.load_scales(&values)?;
         let activation_scaling =
             ActivationScaling::combined(parts.iter().map(HostMat::activation_scaling));
-        let scales = PackedScales { buffer, rows: block.rows, stride, activation_scaling };
+        let blocks = if block.rows == 1 && activation_scaling.static_scale().is_some() {
+            let shape = self.equal_block_scales(parts);
+            shape.map(|shape| self.load_scales(&scales(parts, shape, packed.k()).1)).transpose()?
+        } else {
+            None
+        };
+        let scales = PackedScales { buffer, rows: block.rows, stride, activation_scaling, blocks };
         packed.scales = Some(scales);
         // NVIDIA GPUs use the fp8 format of checkpoints, OCP e4m3; on other devices the kernel converts to
         // e4m3fnuz if the GPU uses that (gfx942).
@@ -138,6 +149,13 @@ impl GpuBackend {
             self.to_device_fp8(&mut packed)?;
         }
         Ok(packed)
+    }
+
+    fn load_scales(&self, values: &[f32]) -> Result<Buffer, DeviceError> {
+        let bytes: Vec<u8> = values.iter().flat_map(|scale| scale.to_le_bytes()).collect();
+        let mut buffer = self.weights().alloc(self.runtime(), bytes.len())?;
+        self.upload(&mut buffer, 0, &bytes)?;
+        Ok(buffer)
     }
 
     fn to_device_fp8(&self, packed: &mut PackedMatrix) -> Result<(), DeviceError> {
