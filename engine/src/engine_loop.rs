@@ -18,7 +18,7 @@ use crate::step_clock::{StepTimer, max_attention_pairs};
 use grammar::MaskWorkers;
 use metrics::kv_events::KvEventFeed;
 use protocol::{Replica, StepId};
-use scheduler::{ControlCommand, Scheduler, SchedulerEvent, SchedulerStats, TokenEvent};
+use scheduler::{ControlCommand, Scheduler, SchedulerEvent, TokenEvent};
 use std::collections::VecDeque;
 use std::ops::ControlFlow;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -261,10 +261,7 @@ impl EngineLoop {
     /// Returns a snapshot of the prefix index of every replica.
     fn cached_blocks(&self) -> Vec<PrefixIndexSnapshot> {
         let stats = self.client.replica_stats();
-        let of = |stats: &SchedulerStats| {
-            PrefixIndexSnapshot::of(&self.engine, stats.replica, stats.blocks)
-        };
-        stats.iter().map(of).collect()
+        stats.iter().map(|stats| PrefixIndexSnapshot::of(&self.engine, stats)).collect()
     }
 
     fn stop(self) {

@@ -13,16 +13,6 @@ pub enum AttentionKind {
     GatedDelta,
 }
 
-/// Strongest evidence that the kernels of an architecture work on AMD GPUs. No AMD GPU has run them.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum AmdEvidence {
-    /// The machine code of gfx942 and gfx950 ran in an emulator.
-    MachineCode,
-    /// The sources of all kernels ran in the SIMT emulator and are compiled for gfx942 and gfx950; the machine
-    /// code of some kernel variants has not run.
-    Sources,
-}
-
 /// Features that are supported for one architecture.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ArchitectureSupport {
@@ -40,8 +30,6 @@ pub struct ArchitectureSupport {
     pub tool_call_parser: Option<&'static str>,
     /// Name of the reasoning parser if the markers in the chat template select none.
     pub reasoning_parser: Option<&'static str>,
-    /// Evidence for AMD GPUs, for the layers of published checkpoints.
-    pub amd: AmdEvidence,
     /// Names of published checkpoints of the architecture, listed as examples in `docs/models.md`.
     pub examples: &'static [&'static str],
     /// Restrictions on fields of `config.json`; other values are rejected.
@@ -86,7 +74,6 @@ const DENSE: ArchitectureSupport = ArchitectureSupport {
     formats: Fp8Support { fp8_weights: true, fp8_kv_cache: true },
     tool_call_parser: None,
     reasoning_parser: None,
-    amd: AmdEvidence::MachineCode,
     examples: &[],
     limits: &[FULL_ROPE],
 };
@@ -102,7 +89,6 @@ const DEEPSEEK_BASE: ArchitectureSupport = ArchitectureSupport {
 const HYBRID: ArchitectureSupport = ArchitectureSupport {
     attention: AttentionKind::GatedDelta,
     has_mtp: true,
-    amd: AmdEvidence::Sources,
     limits: &[NO_DRAFT_MODEL],
     ..DENSE
 };
@@ -174,19 +160,14 @@ const SMOL_LM3: ArchitectureSupport = ArchitectureSupport {
     ..DENSE
 };
 const OLMO2: ArchitectureSupport = ArchitectureSupport { examples: &["OLMo-2-1B to 32B"], ..DENSE };
-const OLMO3: ArchitectureSupport = ArchitectureSupport {
-    amd: AmdEvidence::Sources,
-    examples: &["OLMo 3"],
-    tool_call_parser: Some("olmo3"),
-    ..DENSE
-};
+const OLMO3: ArchitectureSupport =
+    ArchitectureSupport { examples: &["OLMo 3"], tool_call_parser: Some("olmo3"), ..DENSE };
 const SEED_OSS: ArchitectureSupport = ArchitectureSupport {
     examples: &["Seed-OSS-36B"],
     tool_call_parser: Some("seed_oss"),
     ..DENSE
 };
 const GLM: ArchitectureSupport = ArchitectureSupport {
-    amd: AmdEvidence::Sources,
     examples: &["glm-4-9b-chat-hf"],
     limits: &[SCALED_ROPE, INTERLEAVED],
     tool_call_parser: Some("glm4"),
@@ -217,7 +198,6 @@ const PHI3: ArchitectureSupport = ArchitectureSupport {
 const GEMMA3: ArchitectureSupport = ArchitectureSupport {
     examples: &["gemma-3-270m", "gemma-3-1b"],
     limits: &[CAUSAL_ONLY, FULL_ROPE],
-    amd: AmdEvidence::Sources,
     tool_call_parser: Some("gemma3_tool_code"),
     ..DENSE
 };
@@ -230,7 +210,6 @@ const GEMMA4: ArchitectureSupport = ArchitectureSupport {
     examples: &["gemma-4 (text only)"],
     has_experts: true,
     limits: &[VISION_ONLY, NOT_DRAFT, PROPORTIONAL],
-    amd: AmdEvidence::Sources,
     tool_call_parser: Some("gemma4"),
     reasoning_parser: Some("gemma4"),
     ..DENSE
@@ -247,7 +226,6 @@ const GPT_OSS: ArchitectureSupport = ArchitectureSupport {
     has_experts: true,
     formats: Fp8Support { fp8_weights: false, fp8_kv_cache: true },
     limits: &[MXFP4_EXPERTS, FULL_ROPE],
-    amd: AmdEvidence::Sources,
     tool_call_parser: Some("hermes"),
     ..DENSE
 };

@@ -7,7 +7,7 @@ use axum::extract::State;
 use engine::PrefixIndexSnapshot;
 use metrics::{STEP_RING_CAPACITY, StepTimingRecord};
 use protocol::BlockHash;
-use scheduler::BlockStats;
+use scheduler::{BlockStats, StateSlotStats};
 use serde::Serialize;
 use serde_json::{Value, json};
 use std::sync::Arc;
@@ -69,6 +69,7 @@ fn cached_blocks_json(mut cached: PrefixIndexSnapshot) -> Value {
         "dp_rank": cached.replica.0,
         "block_size": cached.block_tokens,
         "blocks": blocks(&cached.blocks),
+        "state_slots": state_slots(&cached.state_slots),
         "resident": groups.first(),
         "resident_by_group": groups,
     })
@@ -77,6 +78,19 @@ fn cached_blocks_json(mut cached: PrefixIndexSnapshot) -> Value {
 fn sorted(hashes: &mut [BlockHash]) -> Vec<String> {
     hashes.sort_unstable_by_key(|hash| hash.0);
     hashes.iter().map(|hash| format!("{:016x}", hash.0)).collect()
+}
+
+/// Slots of recurrent state; null if the model has none.
+fn state_slots(slots: &StateSlotStats) -> Value {
+    if slots.pool == 0 {
+        return Value::Null;
+    }
+    json!({
+        "pool": slots.pool,
+        "vacant": slots.free,
+        "checkpoints": slots.checkpoints,
+        "in_use": slots.in_use,
+    })
 }
 
 fn blocks(blocks: &BlockStats) -> Value {

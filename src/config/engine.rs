@@ -60,6 +60,10 @@ pub struct EngineArgs {
     /// Maximum tokens of a prefill chunk; 0 = limited by the step only
     #[arg(long, default_value_t = 0, value_name = "TOKENS")]
     pub long_prefill_token_threshold: u32,
+    /// Distance in tokens of the checkpoints of recurrent state, which prefix hits need; 0 = only at the end of prompts
+    /// and where prefix hits were shortened
+    #[arg(long, default_value_t = 8192, value_name = "TOKENS")]
+    pub state_checkpoint_interval_tokens: u32,
     /// Waiting and running requests beyond which new ones are rejected [default: max-num-seqs + 1024 per
     /// replica; with --runner pooling, max-num-seqs + 8192]
     #[arg(long, alias = "max-queued-requests", value_name = "COUNT")]

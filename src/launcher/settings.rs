@@ -115,6 +115,7 @@ pub fn limits(
         // limit of waiting requests is never reached.
         max_waiting_requests: engine.requests_in_flight_max(replicas, waiting_default),
         mixed_batches: engine.mixed,
+        state_checkpoint_tokens: engine.state_checkpoint_interval_tokens,
         // On a GPU, two steps in flight avoid that the GPU waits for the host between steps. On the CPU, a
         // second step has no benefit, because steps and host work use the same cores.
         steps_in_flight: if device(engine.device) == DeviceKind::Cpu { 1 } else { 2 },

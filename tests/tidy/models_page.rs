@@ -4,7 +4,7 @@
 
 use expect_test::expect_file;
 use models::ModelArchitecture;
-use models::support::{AmdEvidence, ArchitectureSupport, AttentionKind};
+use models::support::{ArchitectureSupport, AttentionKind};
 use std::fmt::Write as _;
 
 const INTRODUCTION: &str = "# Models
@@ -62,10 +62,7 @@ Weights are safetensors files, in one file or with an index. `--dtype` selects f
 ### AMD GPUs
 
 No AMD GPU has run a kernel ([status](amd-status.md)). \"Emulated\" means that kernels are compiled for gfx942 and gfx950, that the same sources run in a SIMT
-emulator on the host, and that their machine code runs in an emulator of both GPUs. \"Emulated sources\" means that the architecture also needs kernel
-variants that the newest complete run on machine code does not have: windows, attention sinks and biases of
-experts passed since, GELU and norm weights in f32 run by rotation. Layers with sliding windows
-of other architectures need these variants, too.
+emulator on the host, and that their machine code runs in an emulator of both GPUs.
 
 ## Limits
 
@@ -108,13 +105,6 @@ fn proposers(support: &ArchitectureSupport) -> &'static str {
     }
 }
 
-fn amd_evidence(amd: AmdEvidence) -> &'static str {
-    match amd {
-        AmdEvidence::MachineCode => "emulated",
-        AmdEvidence::Sources => "emulated sources",
-    }
-}
-
 fn page() -> String {
     let mut page = INTRODUCTION.to_owned();
     page.push_str("| Architecture | Examples | Attention | FP8 weights | FP8 KV cache | Parallelism | Draft tokens | AMD |\n");
@@ -123,14 +113,13 @@ fn page() -> String {
         let support = architecture.support();
         let _infallible = writeln!(
             page,
-            "| `{architecture}` | {} | {} | {} | {} | {} | {} | {} |",
+            "| `{architecture}` | {} | {} | {} | {} | {} | {} | emulated |",
             support.examples.join(", "),
             attention(support.attention),
             yes(support.formats.fp8_weights),
             yes(support.formats.fp8_kv_cache),
             parallelism(&support),
             proposers(&support),
-            amd_evidence(support.amd),
         );
     }
     page.push_str(FORMATS);

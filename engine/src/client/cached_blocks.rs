@@ -1,7 +1,7 @@
 //! Snapshot of a replica's prefix index, which maps block hashes to cached KV blocks.
 
 use protocol::{BlockHash, Replica};
-use scheduler::{BlockStats, Scheduler};
+use scheduler::{BlockStats, Scheduler, SchedulerStats, StateSlotStats};
 
 /// Snapshot of the prefix index of one replica.
 #[derive(Debug, Clone)]
@@ -12,6 +12,8 @@ pub struct PrefixIndexSnapshot {
     pub block_tokens: u32,
     /// Number of KV blocks in each state.
     pub blocks: BlockStats,
+    /// Number of slots of recurrent state in each state; the pool is empty for models without recurrent state.
+    pub state_slots: StateSlotStats,
     /// For each KV group, the hashes of the cached blocks that prefix hits can find, in no particular order.
     pub hashes: Vec<Vec<BlockHash>>,
 }
@@ -19,11 +21,12 @@ pub struct PrefixIndexSnapshot {
 impl PrefixIndexSnapshot {
     /// Copies the block hashes of `replica`. This function is called on the scheduler thread between two
     /// steps; all further processing happens on other threads.
-    pub fn of(engine: &Scheduler, replica: Replica, blocks: BlockStats) -> Self {
+    pub fn of(engine: &Scheduler, stats: &SchedulerStats) -> Self {
+        let SchedulerStats { replica, blocks, state_slots, .. } = *stats;
         let kv = engine.kv(replica);
         let counts = kv.group_counts();
         let groups = 0..(counts.kept + counts.windowed) as u8;
         let hashes = groups.map(|group| kv.indexed_hashes(group).collect()).collect();
-        Self { replica, block_tokens: kv.block_tokens(), blocks, hashes }
+        Self { replica, block_tokens: kv.block_tokens(), blocks, state_slots, hashes }
     }
 }

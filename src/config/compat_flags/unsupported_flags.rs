@@ -125,8 +125,8 @@ pub(crate) const UNSUPPORTED_FLAGS: &[UnsupportedFlags] = &[
         "compilation-config jit-monitor-mode jit-monitor-verbose performance-mode",
     ),
     unsupported(
-        "the settings of recurrent states are fixed",
-        "state-checkpoint-interval-tokens mamba-backend mamba-block-size mamba-cache-dtype \
+        "the settings of recurrent states are fixed, apart from --state-checkpoint-interval-tokens",
+        "mamba-backend mamba-block-size mamba-cache-dtype \
          mamba-cache-mode mamba-cache-philox-rounds mamba-ssm-cache-dtype mamba-ssu-algorithm \
          enable-mamba-cache-stochastic-rounding enable-mamba-shared-prefix-checkpoint gdn-prefill-backend \
          kda-prefill-backend kda-decode-backend use-replayssm replayssm-buffer-len",

@@ -15,7 +15,8 @@ pub(super) fn fill_cache(target: &AttackTarget) {
     const GRAMMARS: usize = 120;
     for i in 0..GRAMMARS {
         let choices: Vec<String> = (0..CHOICES).map(|j| format!("choice {j} of {i}")).collect();
-        let body = json!({"prompt": "a", "max_tokens": 1, "structured_outputs": {"choice": choices}});
+        let body =
+            json!({"prompt": "a", "max_tokens": 1, "structured_outputs": {"choice": choices}});
         send(target, "fill_cache", "/v1/completions", &body);
     }
 }

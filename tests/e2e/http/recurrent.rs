@@ -4,7 +4,7 @@
 use super::parallel_ranks::{start, synth};
 use super::server_process::command;
 use crate::bounded_child::run_to_end;
-use crate::http_client::post;
+use crate::http_client::{HttpClient, post};
 use serde_json::{Value, json};
 use std::net::SocketAddr;
 
@@ -72,6 +72,29 @@ fn recurrent_model_is_invariant_to_ranks_drafts_hits() {
             let CachedCompletion { ids, cached } = complete(process.address, 1, 100);
             assert_eq!((ids, cached), (longer.clone(), json!(64)));
         }
+    }
+}
+
+/// Checkpoints at the interval of the flag, and in `/debug/kv`: a prompt whose beginning is shared hits the last
+/// checkpoint before its end, or nothing if there are none.
+#[test]
+fn checkpoint_interval_limits_prefix_hits() {
+    let model = model();
+    let folder = model.path().join("model").to_str().unwrap().to_owned();
+    let sizes = ["--num-gpu-blocks-override", "256", "--max-num-batched-tokens", "48"];
+    for (interval, cached) in [("32", 64), ("0", 0)] {
+        let flags = ["--state-checkpoint-interval-tokens", interval, "--admin-key", "root"];
+        let process = start(&[&[folder.as_str()], &sizes[..], &flags].concat());
+        complete(process.address, 1, 110);
+        let mut client = HttpClient::connect(process.address);
+        client.send("GET", "/debug/kv", "Authorization: Bearer root\r\n", b"");
+        let kv = client.read().unwrap().json();
+        let slots = &kv["replicas"][0]["state_slots"];
+        assert!(slots["checkpoints"].as_u64() > Some(0), "{kv}");
+        assert_eq!(slots["in_use"], 0, "{kv}");
+        // The beginning of the first prompt: longer than the checkpoint at 64, shorter than that at the end of the prompt.
+        let shorter = complete(process.address, 1, 90);
+        assert_eq!(shorter.cached, json!(cached), "{interval}");
     }
 }
 
