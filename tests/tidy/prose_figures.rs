@@ -8,6 +8,8 @@ use crate::source_tree::read_file;
 
 const SERVING_PAGE: &str = "tests/bench/results/h200/serving.md";
 const VLLM_RUNS: &str = "tests/bench/results/h200/serve_vllm.jsonl";
+/// One run of Hadron and one or two of vLLM per load, of which the last one counts.
+const FAMILY_RUNS: &str = "tests/bench/results/h200/serve_families_vllm.jsonl";
 
 /// Where a figure of the README's sentences comes from.
 enum ProseFigureSource {
@@ -17,9 +19,18 @@ enum ProseFigureSource {
     TimeRatio { model: &'static str },
     /// Hadron's output tokens per second over vLLM's.
     ThroughputRatio { model: &'static str, requests: u64 },
+    /// As `TimeRatio`, of `FAMILY_RUNS`.
+    FamilyTimeRatio { model: &'static str },
+    /// As `ThroughputRatio`, of `FAMILY_RUNS`. `load`: requests, input and output tokens, number of prompts.
+    FamilyThroughputRatio { model: &'static str, load: &'static str },
 }
 
-use ProseFigureSource::{ServingLine, ThroughputRatio, TimeRatio};
+use ProseFigureSource::{
+    FamilyThroughputRatio, FamilyTimeRatio, ServingLine, ThroughputRatio, TimeRatio,
+};
+
+const ONE_REQUEST: &str = "1/1024/256/6";
+const MANY_REQUESTS: &str = "64/1024/256/128";
 
 /// Sources of the figures with a decimal point, in the README's order.
 const SOURCES: &[ProseFigureSource] = &[
@@ -31,6 +42,15 @@ const SOURCES: &[ProseFigureSource] = &[
     TimeRatio { model: "qwen3-30b-a3b" },
     ThroughputRatio { model: "qwen3-30b-a3b", requests: 64 },
     ThroughputRatio { model: "qwen3-30b-a3b", requests: 256 },
+    FamilyTimeRatio { model: "qwen3.5-35b-a3b-fp8" },
+    FamilyThroughputRatio { model: "qwen3.5-35b-a3b-fp8", load: MANY_REQUESTS },
+    FamilyThroughputRatio { model: "qwen3.5-35b-a3b-fp8", load: "512/1024/128/1024" },
+    FamilyTimeRatio { model: "gpt-oss-20b" },
+    FamilyThroughputRatio { model: "gpt-oss-20b", load: MANY_REQUESTS },
+    FamilyTimeRatio { model: "qwen3-next-80b-a3b-fp8" },
+    FamilyThroughputRatio { model: "qwen3-next-80b-a3b-fp8", load: MANY_REQUESTS },
+    FamilyTimeRatio { model: "gemma-4-26b-a4b" },
+    FamilyThroughputRatio { model: "gemma-4-26b-a4b", load: MANY_REQUESTS },
 ];
 
 /// Returns the numbers with one decimal point in the section of figures, without those of its tables. Names of
@@ -62,6 +82,19 @@ fn ratio(model: &str, requests: u64, key: &str) -> f64 {
     own.iter().sum::<f64>() / own.len() as f64 / vllm.into_iter().reduce(better).unwrap()
 }
 
+/// Returns the value at the JSON pointer `at` in the run of Hadron over that in the last run of vLLM.
+fn family_ratio(model: &str, load: &str, at: &str) -> f64 {
+    let text = read_file(FAMILY_RUNS);
+    let lines = text.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
+    let of_case: Vec<Value> =
+        lines.filter(|line| line["model"] == model && line["load"] == load).collect();
+    let last = |is_own: bool| {
+        let run = of_case.iter().rfind(|line| (line["server"] == "hadron") == is_own);
+        run.and_then(|run| run.pointer(at)?.as_f64()).unwrap()
+    };
+    last(true) / last(false)
+}
+
 /// Returns the key of a metric of `serving.md` in the raw output.
 fn metric_key(metric: &str) -> &'static str {
     match metric {
@@ -87,6 +120,8 @@ fn source_error(figure: &str, source: &ProseFigureSource) -> Option<String> {
         }
         TimeRatio { model } => ratio(model, 1, "tpot_ms_p50"),
         ThroughputRatio { model, requests } => ratio(model, requests, "out_tok_s"),
+        FamilyTimeRatio { model } => family_ratio(model, ONE_REQUEST, "/tpot_ms/p50"),
+        FamilyThroughputRatio { model, load } => family_ratio(model, load, "/output_tok_s"),
     };
     (!is_rounded(figure, ratio)).then(|| format!("{figure}: the committed runs give {ratio:.3}"))
 }
