@@ -27,8 +27,8 @@ use tokio::time::{Instant, Sleep, sleep_until};
 const INTERIM: &[u8] = b"HTTP/1.1 100 ";
 /// Length of the interim response without other data; a longer write also contains the start of the reply.
 const INTERIM_BYTES_MAX: usize = b"HTTP/1.1 100 Continue\r\n\r\n".len();
-/// Maximum number of bytes that are read and discarded after a request head was rejected, or after a reply to a request
-/// whose body was not read.
+/// Maximum number of bytes that are read and discarded after a request head was rejected. After a reply to a request whose
+/// body was not read, only the header timeout limits them.
 const DRAINED_MAX: usize = 4 << 20;
 
 /// Time after FIN during which the rest of a request is still read; then the request counts as truncated.
@@ -273,7 +273,7 @@ impl AsyncWrite for ClientSocket {
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         ready!(Pin::new(&mut self.stream).poll_shutdown(cx))?;
         if self.progress.take_unread_body() {
-            self.drained_max = DRAINED_MAX;
+            self.drained_max = usize::MAX;
         }
         self.drain(cx)
     }

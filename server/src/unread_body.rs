@@ -37,6 +37,10 @@ impl UnreadBody {
     ) {
         let rest = self.0.lock().unwrap_or_else(PoisonError::into_inner).take();
         let Some(rest) = rest else { return };
+        // The server is overloaded, or the request head is invalid: the connection is closed at once.
+        if response.headers().contains_key(header::CONNECTION) {
+            return;
+        }
         let is_late = expects_continue || response.status() == StatusCode::REQUEST_TIMEOUT;
         if !is_late && discard_all(rest, progress).await {
             return;

@@ -44,13 +44,12 @@ const SOURCES: &[ProseFigureSource] = &[
     ThroughputRatio { model: "qwen3-30b-a3b", requests: 256 },
     FamilyTimeRatio { model: "qwen3.5-35b-a3b-fp8" },
     FamilyThroughputRatio { model: "qwen3.5-35b-a3b-fp8", load: MANY_REQUESTS },
-    FamilyThroughputRatio { model: "qwen3.5-35b-a3b-fp8", load: "512/1024/128/1024" },
-    FamilyTimeRatio { model: "gpt-oss-20b" },
-    FamilyThroughputRatio { model: "gpt-oss-20b", load: MANY_REQUESTS },
     FamilyTimeRatio { model: "qwen3-next-80b-a3b-fp8" },
     FamilyThroughputRatio { model: "qwen3-next-80b-a3b-fp8", load: MANY_REQUESTS },
     FamilyTimeRatio { model: "gemma-4-26b-a4b" },
     FamilyThroughputRatio { model: "gemma-4-26b-a4b", load: MANY_REQUESTS },
+    FamilyTimeRatio { model: "gpt-oss-20b" },
+    FamilyThroughputRatio { model: "gpt-oss-20b", load: "256/1024/256/512" },
 ];
 
 /// Returns the numbers with one decimal point in the section of figures, without those of its tables. Names of

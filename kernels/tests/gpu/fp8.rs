@@ -251,20 +251,28 @@ fn fp8_gemm_applies_the_activation_scaling() {
 #[test]
 fn stacked_tensors_use_the_largest_static_scale() {
     for pair in &pairs() {
-        let (m, k, mut numbers) = (19, 192, pair.numbers(5));
-        let matrices = [(48, 0.001), (32, 0.002), (16, 0.0015)].map(|(n, scale)| {
-            let weights = Fp8Weights::new(&mut numbers, n, k, ScaleGranularity::Tensor);
-            weights.with_scaling(ActivationScaling::Static(scale))
-        });
-        let parts = matrices.each_ref().map(Fp8Weights::mat);
-        let w = pair.gpu.pack(&parts, pair.gpu.half_dtype()).unwrap();
-        assert_eq!(w.dtype(), DType::F8E4M3);
-        let rows: Vec<Vec<f32>> = parts.iter().flat_map(read_rows).collect();
-        let values: Vec<bf16> = numbers.reals(m * k);
-        let bias = pair.put(&vec![0f32; rows.len()], 1, rows.len());
-        let product = QuantizedLinearCase { w: &w, rows: &rows, bias: &bias, group: k };
-        product.check(pair, &values, ActivationScaling::Static(0.002), "stack");
+        // The second stack takes the form of block scales.
+        for (m, k, outputs) in [(19, 192, [48, 32, 16]), (40, 256, [256, 128, 128])] {
+            check_stack_of_tensors(pair, m, k, outputs);
+        }
     }
+}
+
+fn check_stack_of_tensors(pair: &CpuGpuPair, m: usize, k: usize, outputs: [usize; 3]) {
+    let mut numbers = pair.numbers(5);
+    let scales = [0.001, 0.002, 0.0015];
+    let matrices = [0, 1, 2].map(|i| {
+        let weights = Fp8Weights::new(&mut numbers, outputs[i], k, ScaleGranularity::Tensor);
+        weights.with_scaling(ActivationScaling::Static(scales[i]))
+    });
+    let parts = matrices.each_ref().map(Fp8Weights::mat);
+    let w = pair.gpu.pack(&parts, pair.gpu.half_dtype()).unwrap();
+    assert_eq!(w.dtype(), DType::F8E4M3);
+    let rows: Vec<Vec<f32>> = parts.iter().flat_map(read_rows).collect();
+    let values: Vec<bf16> = numbers.reals(m * k);
+    let bias = pair.random(&mut numbers, DType::F32, 1, rows.len());
+    let product = QuantizedLinearCase { w: &w, rows: &rows, bias: &bias, group: k };
+    product.check(pair, &values, ActivationScaling::Static(0.002), &format!("{outputs:?}"));
 }
 
 pub(crate) fn check_large_m<T: GpuTestFloat>(
@@ -437,7 +445,7 @@ fn fp8_prologue_quantizes_inputs() {
 }
 
 /// Number of outputs of the linear layer after a prologue. Static scales with one weight scale take the form of blocks only
-/// if each half of the outputs has whole blocks.
+/// if each stacked matrix has whole blocks; tests stack two halves.
 fn outputs_before(grid: ScaleGranularity) -> usize {
     if grid == ScaleGranularity::Tensor { 256 } else { 32 }
 }

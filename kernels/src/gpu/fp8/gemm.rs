@@ -15,8 +15,8 @@ const TILE_ROWS: usize = 64;
 /// padded; the GEMM kernel `fp8_gemm` is used if inputs or outputs are not a multiple.
 const BLASLT_UNIT: usize = 16;
 /// Maximum number of rows for which weights with one scale and static activation scales are multiplied with
-/// block scales. On an H200, cuBLASLt takes 1.12 times as long with a scale per output at 64 rows, and 0.95
-/// times at 865 (tests/bench/results/h200/speed.md).
+/// block scales. On an H200, linear layers take 1.12 times as long with a scale per output at 64 rows; whole prefill steps
+/// take 1.06 times as long at 199 tokens and 0.95 times at 865 (tests/bench/results/h200/speed.md).
 const BLOCK_SCALED_ROWS: usize = 256;
 
 /// fp8-quantised inputs of a GEMM in scratch memory, with rows padded to a multiple of `BLASLT_UNIT`.
@@ -98,11 +98,11 @@ impl GpuBackend {
         s: &DeviceStream,
         mut op: QuantizedLinear<'_>,
     ) -> Result<(), DeviceError> {
-        if let Some(scales) = self.blaslt_scales(op.w, op.x.padded)? {
+        for scales in self.blaslt_scales(op.w, op.x.padded)?.into_iter().flatten() {
             let attempt = QuantizedLinear { y: op.y.reborrow(), x: op.x, w: op.w, bias: op.bias };
             match self.fp8_blaslt(s, attempt, scales) {
-                // BLASLt does not support the GEMM, or its version is too old for these scales: `fp8_gemm`
-                // computes it.
+                // BLASLt does not support the GEMM, or its version is too old for these scales: other scales
+                // or `fp8_gemm` remain.
                 Err(DeviceError::Gpu(GpuError::Blas { .. })) => {}
                 result => return result,
             }
@@ -110,18 +110,18 @@ impl GpuBackend {
         self.fp8_gemm(s, op)
     }
 
-    /// Returns the scales with which BLASLt multiplies `rows` rows by `w`; `None` if it does not support them.
+    /// Returns the scales with which BLASLt may multiply `rows` rows by `w`, fastest first.
     fn blaslt_scales<'a>(
         &self,
         w: &'a PackedMatrix,
         rows: usize,
-    ) -> Result<Option<BlasLtScales<'a>>, DeviceError> {
+    ) -> Result<[Option<BlasLtScales<'a>>; 2], DeviceError> {
         let scales = weight_scales(w)?;
-        if let Some(weights) = scales.blocks.as_ref().filter(|_| rows <= BLOCK_SCALED_ROWS) {
-            return Ok(Some(BlasLtScales { scaling: Fp8Scaling::Blocks, weights }));
-        }
+        let blocks = scales.blocks.as_ref().filter(|_| rows <= BLOCK_SCALED_ROWS);
+        let blocks = blocks.map(|weights| BlasLtScales { scaling: Fp8Scaling::Blocks, weights });
         let scaling = self.scaling(w, scales);
-        Ok(scaling.map(|scaling| BlasLtScales { scaling, weights: &scales.buffer }))
+        let stored = scaling.map(|scaling| BlasLtScales { scaling, weights: &scales.buffer });
+        Ok([blocks, stored])
     }
 
     /// Returns the scaling mode of BLASLt for the scales of `w`; `None` if BLASLt does not support them.
