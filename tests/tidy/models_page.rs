@@ -40,6 +40,8 @@ groups, which select layers by name, regular expression or the class `Linear`. S
 static ones need weights with one scale, or with one per output channel. Of the static scales of a layer's experts, stored separately or in one tensor, the largest is used. Weight scales of separate experts may be in one tensor (`experts.gate_up_proj_scale_inv`). Dynamic scales of weights with one scale are computed per token, or per 128 inputs of a token where cuBLASLt multiplies by block scales. GPUs quantise activations of more than 16 tokens; fewer tokens, most
 experts on NVIDIA GPUs, and the CPU multiply by dequantised weights.
 
+### MXFP4 on several ranks
+
 Tensor parallelism may cut the groups of 32 inputs that share a scale in MXFP4: on 4 or 8 ranks, down projections of gpt-oss have 720 or 360 inputs and are kept in
 16 bits on GPUs. Expert parallelism keeps all experts in 4 bits.
 
