@@ -110,9 +110,12 @@ pub const HEADERS: &[(&str, &str)] = &[
     ("moe/tma_layout.h", include_str!("moe/tma_layout.h")),
     ("moe/tma_mxfp4.h", include_str!("moe/tma_mxfp4.h")),
     ("moe_fused_decode/down_combine.h", include_str!("moe_fused_decode/down_combine.h")),
+    ("moe_fused_decode/down_shares.h", include_str!("moe_fused_decode/down_shares.h")),
     ("moe_fused_decode/gate_up.h", include_str!("moe_fused_decode/gate_up.h")),
     ("moe_fused_decode/route.h", include_str!("moe_fused_decode/route.h")),
     ("moe_fused_decode/sort_choices.h", include_str!("moe_fused_decode/sort_choices.h")),
+    ("moe_fused_decode/strip_list.h", include_str!("moe_fused_decode/strip_list.h")),
+    ("moe_grouped_gemm_tma/k_parts.h", include_str!("moe_grouped_gemm_tma/k_parts.h")),
     ("moe_grouped_gemm_tma/multiply_fp8.h", include_str!("moe_grouped_gemm_tma/multiply_fp8.h")),
     (
         "moe_grouped_gemm_tma/multiply_mxfp4.h",

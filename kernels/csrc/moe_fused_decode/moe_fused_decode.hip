@@ -12,6 +12,11 @@
 //   -DFP8=1    W in fp8 with `scales`, as in moe_grouped_gemm_tma; -DWEIGHTS_MXFP4=1, -DBIASED=1: likewise
 //   -DWIDE_TILE=1   twice as many lines per tile. -DTILE_ROWS=n  rows of x per tile, at least the number of
 //              tokens, or of choices in the down projection
+//   -DEQUAL_SHARES=1  with GATED=0: strips of all experts are divided equally among blocks, which leave expert outputs in
+//              `expert_outputs` f32 [places, N], and count in `finished` u32 [N / 16] (zero) how many experts of a strip
+//              have finished
+//   -DK_PARTS=n  n parts of K, each multiplied by different warpgroups, with MXFP4 weights and at most 8 rows of x. Adds
+//              the parts in f32, so that the order of additions differs
 //   -DROUTES=0 choices are inputs: experts i32 and weights f32, [tokens * top_k]
 // A place is an index in the list of the choices of this rank, sorted by ascending expert. Grid, block,
 // shared memory, order of additions and rounding: as moe_grouped_gemm_tma; the weighted sum is in f32, over
@@ -23,14 +28,21 @@
 #include "moe_fused_decode/route.h"
 #if GATED
 #  include "moe_fused_decode/gate_up.h"
+#elif EQUAL_SHARES
+#  include "moe_fused_decode/down_shares.h"
+#  define SHARES_PARAM , float* expert_outputs, u32* finished
 #else
 #  include "moe_fused_decode/down_combine.h"
+#endif
+
+#ifndef SHARES_PARAM
+#  define SHARES_PARAM
 #endif
 
 KERNEL(THREADS)
 moe_fused_decode(half_t* y, const half_t* x, const Weight* w, const i32* experts, const float* weights, const float* logits,
                  u32 logits_stride, u32 all, u32 normalise, u32 shared, u32 choices, u32 first, u32 count, u32 n, u32 k, u32 x_stride,
-                 u32 y_stride, u32 top_k, const float* scales, u32 unit, u32 scale_stride, u32* counts, const i64* slots BIAS_PARAM) {
+                 u32 y_stride, u32 top_k, const float* scales, u32 unit, u32 scale_stride, u32* counts, const i64* slots SHARES_PARAM BIAS_PARAM) {
     SHARED(ExpertSortedTokens, sorted, 1);
     const StageRing ring = make_ring();
     // Of the inputs of the down projection, only x is an output of the previous kernel. Therefore the down
@@ -45,6 +57,8 @@ moe_fused_decode(half_t* y, const half_t* x, const Weight* w, const i32* experts
     if (!GATED) grid_launch_dependents();
 #if GATED
     GateUpWork work = gate_up_work_of_block(w, *sorted, choices / top_k, n, k);
+#elif EQUAL_SHARES
+    DownWork work = strips_of_block(w, *sorted, n, k);
 #else
     DownCombineWork work = down_work_of_block(w, *sorted, n, k);
 #endif
@@ -59,13 +73,22 @@ moe_fused_decode(half_t* y, const half_t* x, const Weight* w, const i32* experts
     PassAccumulators sums;
 #if GATED
     while (next_pass(work)) {
-        multiply(sums, ring, pipe, k, work.rows);
-        UNROLL for (u32 t = 0; t < GROUP_LINES / 64; ++t) store_gate_up(y, sums.c[t], work, biases, strip_of_sums(t), y_stride);
+        multiply(sums, ring, pipe, k, work.rows, work.strips);
+        if (k_part() == 0)
+            UNROLL for (u32 t = 0; t < GROUP_LINES / 64; ++t) store_gate_up(y, sums.c[t], work, biases, strip_of_sums(t), y_stride);
+    }
+#elif EQUAL_SHARES
+    const StoredOutputs to{expert_outputs, finished};
+    const u32 tokens = choices / top_k;
+    if (sorted->all == 0) store_zeros(y, tokens, n, y_stride);
+    while (next_pass(work)) {
+        multiply(sums, ring, pipe, k, work.rows, work.strips);
+        if (k_part() == 0) store_down(y, to, sums.c[0], work, biases, strip_of_sums(0), tokens, top_k, y_stride);
     }
 #else
     SHARED(ExpertOutputs, expert_outputs, 1);
     while (next_pass(work)) {
-        multiply(sums, ring, pipe, k, work.rows);
+        multiply(sums, ring, pipe, k, work.rows, work.strips);
         UNROLL for (u32 t = 0; t < GROUP_LINES / 64; ++t) accumulate_output(*expert_outputs, sums.c[t], work, biases, strip_of_sums(t));
         if (!is_last_of_strip(work)) continue;
         named_barrier_sync<1>(CONSUMER_THREADS);

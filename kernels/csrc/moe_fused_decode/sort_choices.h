@@ -3,7 +3,11 @@
 #pragma once
 #include "moe/segment.h"
 
-enum : u32 { MOST_CHOICES = 64 };
+#ifndef EQUAL_SHARES
+#  define EQUAL_SHARES 0
+#endif
+
+enum : u32 { MOST_CHOICES = 64, NO_PLACE = ~0u };
 
 // Choices (pairs of token and expert) sorted by expert, then by token, in shared memory. A place is an
 // index in this order.
@@ -12,6 +16,9 @@ struct ExpertSortedTokens {
     u32 token[MOST_CHOICES];        // token of a place
     float routing_weight[MOST_CHOICES];  // routing weight of a place
     ExpertSegment segments[MOST_CHOICES]; // one per active expert; `first` is a place
+#if EQUAL_SHARES
+    u32 places_of_token[MOST_CHOICES];  // places of the choices of a token in ascending order, then NO_PLACE
+#endif
 };
 
 // Sorts the choices by expert into `s`. Thread t passes the expert `e` and the routing weight of choice t;
@@ -34,6 +41,14 @@ DEV void sort_choices(ExpertSortedTokens& s, u32 e, float routing_weight, u32 ch
             rows += other == e;
             before += other == e && j < c;
         }
+#if EQUAL_SHARES
+    if (c < choices) {
+        const u32 first_choice = c / top_k * top_k;
+        u32 rank = 0;
+        for (u32 j = first_choice; j < first_choice + top_k; ++j) rank += chosen[j] < e || (chosen[j] == e && j < c);
+        s.places_of_token[first_choice + rank] = e != ~0u ? place : NO_PLACE;
+    }
+#endif
     const bool first_of_expert = e != ~0u && before == 0;
     if (c < choices) first_flags[c] = first_of_expert;
     if (e != ~0u) {

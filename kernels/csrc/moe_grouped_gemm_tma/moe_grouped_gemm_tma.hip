@@ -60,7 +60,7 @@ moe_grouped_gemm_tma(OUT* y, const half_t* x, const Weight* w, const u32* order,
     PipelineState pipe{0, 0};
     PassAccumulators sums;
     while (next_pass(share)) {
-        multiply(sums, ring, pipe, columns_of(share), share.rows);
+        multiply(sums, ring, pipe, columns_of(share), share.rows, share.strips);
 #if GATED
         store_gated(y, sums.c[0], share, biases, strip_of_sums(0), y_stride);
         if constexpr (GROUP_LINES > 64) store_gated(y, sums.c[GROUP_LINES / 128], share, biases, strip_of_sums(1), y_stride);

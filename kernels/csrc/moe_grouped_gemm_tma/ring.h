@@ -12,12 +12,18 @@
 #  define TILE_ROWS (WIDE_TILE && !FP8 && !WEIGHTS_MXFP4 ? 128 : 64)
 #endif
 
+// Number of parts of K that different warpgroups multiply (multiply_part); more than 1 only with MXFP4 weights.
+#ifndef K_PARTS
+#  define K_PARTS 1
+#endif
+
 enum : u32 {
     // Consumer warpgroups. MXFP4 weights take four: decoding is limited by latency with two warps per scheduler.
-    GROUPS = WEIGHTS_MXFP4 && WIDE_TILE ? 4 : 2,
+    GROUPS = WEIGHTS_MXFP4 && (WIDE_TILE || K_PARTS > 1) ? 4 : 2,
+    LINE_GROUPS = GROUPS / K_PARTS,  // warpgroups with different lines of W
     GROUP_LINES = WIDE_TILE && !WEIGHTS_MXFP4 ? 128 : 64,
     ROWS = TILE_ROWS,            // rows of x per tile
-    STRIPS = GROUPS * GROUP_LINES / STRIP_LINES,
+    STRIPS = LINE_GROUPS * GROUP_LINES / STRIP_LINES,
     STRIP_BYTES = STRIP_LINES * COLUMN_BYTES,
     WEIGHT_BYTES = (STRIPS * STRIP_BYTES + 1023) / 1024 * 1024,  // panels of x are aligned to 1024 bytes
     PANEL_COLUMNS = 64,          // columns of x per panel
@@ -60,6 +66,7 @@ DEV StageRing make_ring() {
     StageRing ring{};
     ring.full = barriers, ring.empty = barriers + MOST_STAGES, ring.at = align_1024(shared);
     ring.stages = fit < MOST_STAGES ? fit : (u32)MOST_STAGES;
+    ring.stages -= ring.stages % K_PARTS;  // A stage is always of the same part of K.
 #if FP8
     SHARED(float, scales, MOST_STAGES * STRIPS * 2);
     ring.scales = scales;
@@ -67,7 +74,7 @@ DEV StageRing make_ring() {
     if (tid() == 0) {
         for (u32 i = 0; i < ring.stages; ++i) {
             barrier_init(ring.full + i, 1 + ROW_THREADS);
-            barrier_init(ring.empty + i, GROUPS * 4);
+            barrier_init(ring.empty + i, LINE_GROUPS * 4);
         }
         barriers_ready();
     }

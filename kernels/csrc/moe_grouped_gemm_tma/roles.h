@@ -96,7 +96,12 @@ template <class Work> DEV void copy_rows(Work work, const StageRing& ring, const
 // of x.
 struct PassAccumulators { float c[GROUP_LINES / 64][ROWS / 2]; };
 // Returns the index in the pass of the strip (16 lines) to which the accumulators c[t] of this warp belong.
-DEV u32 strip_of_sums(u32 t) { return warp_id() / 4 * (GROUP_LINES / STRIP_LINES) + t * 4 + warp_id() % 4; }
+DEV u32 strip_of_sums(u32 t) {
+    const u32 group = K_PARTS > 1 ? warp_id() / 4 % LINE_GROUPS : warp_id() / 4;
+    return group * (GROUP_LINES / STRIP_LINES) + t * 4 + warp_id() % 4;
+}
+// Returns the part of K that this consumer warp multiplies.
+DEV u32 k_part() { return K_PARTS > 1 ? warp_id() / 4 / LINE_GROUPS : 0; }
 
 #if FP8 || WEIGHTS_MXFP4
 #  if FP8
@@ -104,27 +109,40 @@ DEV u32 strip_of_sums(u32 t) { return warp_id() / 4 * (GROUP_LINES / STRIP_LINES
 #  else
 #    include "moe_grouped_gemm_tma/multiply_mxfp4.h"
 #  endif
-// Computes the products of a pass over all K columns, stage by stage. `rows`: rows of x in the pass.
-DEV void multiply(PassAccumulators& sums, const StageRing& ring, PipelineState& pipe, u32 k, u32 rows) {
+// Returns whether this warpgroup has strips in a pass of `strips` strips. Only few rows of x ask, in MXFP4: a branch around the
+// WGMMAs of more rows makes them 3 % slower.
+DEV bool has_strips(u32 strips) { return !WEIGHTS_MXFP4 || ROWS > 16 || strip_of_sums(0) / 4 * 4 < strips; }
+
+// Computes the products of a pass over all K columns, stage by stage; with K_PARTS over the stages of the part of K of this
+// warp. `rows`: rows of x in the pass. `strips`: strips of the pass.
+DEV void multiply_part(PassAccumulators& sums, const StageRing& ring, PipelineState& pipe, u32 k, u32 rows, u32 strips) {
+    const bool present = has_strips(strips);
     UNROLL for (u32 t = 0; t < GROUP_LINES / 64; ++t)
         UNROLL for (u32 i = 0; i < ROWS / 2; ++i) sums.c[t][i] = 0.f;
 #pragma unroll 1
-    for (u32 block = 0; block < column_blocks(k); ++block) {
+    for (u32 block = 0; block < column_blocks(k); ++block, next(pipe, ring)) {
+        if (K_PARTS > 1 && pipe.stage % K_PARTS != k_part()) continue;
         barrier_wait(ring.full + pipe.stage, pipe.phase);
         fence_async_shared();  // Needed for rows of x, which cp.async writes, not the async proxy.
 #if FP8
         multiply_stage(sums, ring.at + pipe.stage * STAGE_BYTES, scales_at(ring, pipe.stage));
 #else
-        multiply_stage(sums, ring.at + pipe.stage * STAGE_BYTES, rows);
+        if (present) multiply_stage(sums, ring.at + pipe.stage * STAGE_BYTES, rows);
 #endif
         warp_sync();
         if (lane() == 0) barrier_arrive(ring.empty + pipe.stage);
-        next(pipe, ring);
     }
 }
+#  if K_PARTS > 1
+#    include "moe_grouped_gemm_tma/k_parts.h"
+#  else
+DEV void multiply(PassAccumulators& sums, const StageRing& ring, PipelineState& pipe, u32 k, u32 rows, u32 strips) {
+    multiply_part(sums, ring, pipe, k, rows, strips);
+}
+#  endif
 #else
-// Computes the products of a pass over all K columns, stage by stage. `rows`: rows of x in the pass.
-DEV void multiply(PassAccumulators& sums, const StageRing& ring, PipelineState& pipe, u32 k, u32 rows) {
+// Computes the products of a pass over all K columns, stage by stage. The number of rows and of strips does not matter.
+DEV void multiply(PassAccumulators& sums, const StageRing& ring, PipelineState& pipe, u32 k, u32, u32) {
     UNROLL for (u32 t = 0; t < GROUP_LINES / 64; ++t)
         UNROLL for (u32 i = 0; i < ROWS / 2; ++i) sums.c[t][i] = 0.f;
     const auto release = [&](u32 stage) {

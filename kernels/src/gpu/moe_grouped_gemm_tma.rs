@@ -40,6 +40,8 @@ const MAX_STAGES: usize = 12;
 const FIXED_BYTES: usize = 11 << 10;
 /// Shared memory for the fp8 scales of the weights in all ring-buffer stages, in bytes.
 const SCALES_BYTES: usize = 1 << 10;
+/// Shared memory for the sums of a part of K, in bytes per row of W: eight rows of x in f32.
+const PART_ROW_BYTES: usize = 32;
 /// Maximum scratch memory for packing weights, in bytes.
 const REPACK_SCRATCH_BYTES: usize = 64 << 20;
 
@@ -97,17 +99,36 @@ impl TmaWeights {
 pub(super) struct GroupedGemmTile {
     pub(super) rows: usize,
     pub(super) weight_rows: usize,
+    /// Number of parts of K that different warpgroups multiply.
+    pub(super) k_parts: usize,
 }
 
 /// Tile for few tokens, where reading the weights determines the time.
-pub(super) const TILE_SMALL: GroupedGemmTile = GroupedGemmTile { rows: 64, weight_rows: 128 };
+pub(super) const TILE_SMALL: GroupedGemmTile = GroupedGemmTile::new(64, 128);
 /// Tile for more tokens, where reading the weights still determines the time: more weight bytes are loaded at
 /// a time, and blocks prefetch weights before routing is complete.
-pub(super) const TILE_MEDIUM: GroupedGemmTile = GroupedGemmTile { rows: 32, weight_rows: 256 };
+pub(super) const TILE_MEDIUM: GroupedGemmTile = GroupedGemmTile::new(32, 256);
 /// Tile for several hundred tokens and more, where computation dominates.
-pub(super) const TILE_LARGE: GroupedGemmTile = GroupedGemmTile { rows: 128, weight_rows: 256 };
+pub(super) const TILE_LARGE: GroupedGemmTile = GroupedGemmTile::new(128, 256);
 
 impl GroupedGemmTile {
+    /// Returns a tile that multiplies all of K in every warpgroup.
+    pub(super) const fn new(rows: usize, weight_rows: usize) -> Self {
+        Self { rows, weight_rows, k_parts: 1 }
+    }
+
+    /// Returns the defines that select the tile.
+    pub(super) fn defines(self) -> impl Iterator<Item = KernelDefine> {
+        let parts = (self.k_parts > 1).then_some(("K_PARTS", self.k_parts as u32));
+        [("WIDE_TILE", u32::from(self.is_wide())), ("TILE_ROWS", self.rows as u32)]
+            .into_iter()
+            .chain(parts)
+    }
+
+    fn is_wide(self) -> bool {
+        self.weight_rows > TILE_SMALL.weight_rows
+    }
+
     /// Returns the tile to use for weights in the format `weights`. Weights that are converted in registers do not
     /// use the small tile, because with it the MMAs of a stage take longer than its loads: fp8 weights are read at
     /// 3.1 instead of 4.2 TB/s on an H200. Their large tile has fewer rows of x, because registers are also needed
@@ -123,13 +144,15 @@ impl GroupedGemmTile {
     /// Returns the number of stages that fit into `limit` bytes of shared memory.
     fn stages(self, limit: usize, weights: TmaWeights) -> usize {
         let scales = if weights == TmaWeights::Fp8 { SCALES_BYTES } else { 0 };
-        (limit.saturating_sub(FIXED_BYTES + scales) / self.stage_bytes(weights)).min(MAX_STAGES)
+        let parts = (self.k_parts - 1) * self.weight_rows * PART_ROW_BYTES;
+        let available = limit.saturating_sub(FIXED_BYTES + scales + parts);
+        (available / self.stage_bytes(weights)).min(MAX_STAGES)
     }
 
     /// Returns the number of threads per block; must match `THREADS` in moe_grouped_gemm_tma/ring.h.
     fn threads(self, weights: TmaWeights) -> u32 {
-        let is_wide = self.weight_rows != TILE_SMALL.weight_rows;
-        let warpgroups = if is_wide && weights == TmaWeights::Mxfp4 { 4 } else { 2 };
+        let takes_four = self.is_wide() || self.k_parts > 1;
+        let warpgroups = if takes_four && weights == TmaWeights::Mxfp4 { 4 } else { 2 };
         warpgroups * WARPGROUP_THREADS + PRODUCER_THREADS
     }
 
@@ -260,12 +283,8 @@ impl GpuBackend {
     ) -> Result<(), DeviceError> {
         let (group, _) = call.gemm_weights(first);
         let weights = TmaWeights::of(group);
-        let tile_defines = [
-            ("WIDE_TILE", u32::from(tile != TILE_SMALL)),
-            ("TILE_ROWS", tile.rows as u32),
-            weights.define(),
-        ];
-        let mut defines = [&call.gate_defines(first)[..], &tile_defines].concat();
+        let mut defines = call.gate_defines(first).to_vec();
+        defines.extend(tile.defines().chain([weights.define()]));
         defines.extend(call.bias(first).map(|_| ("BIASED", 1)));
         let kernel = self.kernel(&GROUPED_GEMM_TMA, "moe_grouped_gemm_tma", &defines)?;
         let launch = self.launch_on_all_sms(kernel, tile, weights);

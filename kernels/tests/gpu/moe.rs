@@ -283,6 +283,7 @@ fn packed_mxfp4_experts_agree_with_the_cpu() {
             (expert_sizes(160, 96, 6, 2), 1),
             (expert_sizes(128, 288, 9, 4), 11),
             (expert_sizes(288, 128, 40, 4), 16),
+            (expert_sizes(96, 160, 9, 1), 40),
             (expert_sizes(96, 160, 9, 2), 40),
             (expert_sizes(160, 64, 3, 2), 150),
             (expert_sizes(2880, 96, 3, 2), 2),
@@ -295,6 +296,25 @@ fn packed_mxfp4_experts_agree_with_the_cpu() {
             let x = pair.random(&mut numbers, DType::BF16, tokens, sizes.hidden);
             let what = format!("{sizes:?}, {tokens} tokens");
             pair.check(&what, &case.run(pair, &x, 0), 2.0 * tolerance(DType::BF16));
+        }
+    }
+}
+
+/// Outputs are zero, also of a token without an expert on this rank, if no token has an expert on this rank.
+#[test]
+fn packed_mxfp4_experts_of_other_ranks_give_zeros() {
+    for pair in &pairs() {
+        let (mut numbers, sizes) = (pair.numbers(12), expert_sizes(160, 96, 4, 2));
+        let mut case = MoeCase::mxfp4(pair, &mut numbers, sizes, 3, |parts, gated| {
+            packed_mxfp4(pair, parts, gated)
+        });
+        let x = pair.random(&mut numbers, DType::BF16, 3, sizes.hidden);
+        for elsewhere in [2, 3] {
+            // Expert 0 and experts from `sizes.count` on are on other ranks.
+            let others = [0, sizes.count as i32].into_iter().cycle();
+            case.chosen[..elsewhere * 2].iter_mut().zip(others).for_each(|(c, e)| *c = e);
+            let y = case.run(pair, &x, 0);
+            pair.check("experts of other ranks", &y, 2.0 * tolerance(DType::BF16));
         }
     }
 }
