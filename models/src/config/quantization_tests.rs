@@ -69,6 +69,19 @@ fn formats_of_published_checkpoints_are_read() {
     let written = json!({"scale_fmt": "float", "expert_dtype": "fp8", "modules_to_convert": null});
     assert_eq!(format_of(with(deepseek.clone(), written)), (Blocks, Dynamic));
     assert_eq!(format_of(with(deepseek, json!({"scale_fmt": "ue8m0"}))), (Blocks, PowerOfTwo));
+    let qwen35 = json!({"quant_method": "fp8", "activation_scheme": "dynamic",
+        "weight_per_tensor": false, "act_per_tensor": false, "weight_block_size": [128, 128],
+        "modules_to_not_convert": ["lm_head", "mtp.fc"]});
+    assert_eq!(format_of(qwen35.clone()), (Blocks, Dynamic));
+    for flag in ["weight_per_tensor", "act_per_tensor"] {
+        let message = error(with(qwen35.clone(), json!({flag: true})));
+        assert!(
+            message.starts_with(&format!("{flag}`")) && message.contains("only false"),
+            "{message}"
+        );
+    }
+    let one_scale = with(qwen35, json!({"weight_block_size": null, "weight_per_tensor": true}));
+    assert_eq!(format_of(one_scale), (Tensor, Dynamic));
     let auto_fp8 = json!({"quant_method": "fp8", "activation_scheme": "static",
         "ignored_layers": ["lm_head"], "kv_cache_scheme": "static"});
     assert_eq!(format_of(auto_fp8), (Tensor, Static));

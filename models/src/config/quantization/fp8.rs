@@ -22,6 +22,8 @@ const FIELDS: &[&str] = &[
     "ignored_layers",
     "kv_cache_scheme",
     "dequantize",
+    "weight_per_tensor",
+    "act_per_tensor",
 ];
 
 pub(super) fn read(object: &JsonFields) -> Result<QuantizationConfig, ModelConfigError> {
@@ -37,10 +39,28 @@ pub(super) fn read(object: &JsonFields) -> Result<QuantizationConfig, ModelConfi
         Some(_) => return Err(object.unsupported("weight_block_size", "only [128, 128] is")),
     };
     let activations = activations(object, scales)?;
+    check_per_tensor_flags(object, scales, activations)?;
     let mut ignored = ModulePattern::list(object, "modules_to_not_convert", ModulePattern::new)?;
     ignored.extend(ModulePattern::list(object, "ignored_layers", ModulePattern::new)?);
     let suffixes = &["_scale_inv", "_scale"];
     Ok(QuantizationConfig::uniform(LayerQuantization { scales, activations, suffixes }, ignored))
+}
+
+/// Checks the flags with which Qwen3.5 and later checkpoints repeat whether weights and activations have one scale each.
+fn check_per_tensor_flags(
+    object: &JsonFields,
+    scales: CheckpointScaleGranularity,
+    activations: ActivationScheme,
+) -> Result<(), ModelConfigError> {
+    let has_one_scale = scales == CheckpointScaleGranularity::Tensor;
+    let is_static = activations == ActivationScheme::Static;
+    for (flag, expected) in [("weight_per_tensor", has_one_scale), ("act_per_tensor", is_static)] {
+        if object.flag(flag, expected)? != expected {
+            let why = format!("only {expected} is, with these scales");
+            return Err(object.unsupported(flag, &why));
+        }
+    }
+    Ok(())
 }
 
 fn activations(
