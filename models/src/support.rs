@@ -242,12 +242,15 @@ const QWEN35: ArchitectureSupport = ArchitectureSupport {
     ..HYBRID
 };
 const QWEN35_MULTIMODAL: ArchitectureSupport = ArchitectureSupport {
-    examples: &["Qwen3.5-0.8B to 27B", "Qwen3.6-27B"],
+    examples: &["Qwen3.5-0.8B to 27B", "Qwen3.6-27B", "Qwen3.8-27B"],
     limits: &[TEXT_PART, NO_DRAFT_MODEL],
     ..QWEN35
 };
-const QWEN35_MOE: ArchitectureSupport =
-    ArchitectureSupport { examples: &["Qwen3.5-MoE (text only)"], has_experts: true, ..QWEN35 };
+const QWEN35_MOE: ArchitectureSupport = ArchitectureSupport {
+    examples: &["Qwen3.8-2.4T-A95B", "Qwen3.5-MoE (text only)"],
+    has_experts: true,
+    ..QWEN35
+};
 const QWEN35_MOE_MULTIMODAL: ArchitectureSupport = ArchitectureSupport {
     examples: &["Qwen3.5-35B-A3B, 122B-A10B, 397B-A17B", "Qwen3.6-35B-A3B"],
     has_experts: true,

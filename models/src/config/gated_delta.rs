@@ -73,9 +73,7 @@ impl GatedDeltaConfig {
             let why = format!("multiples of {VALUE_DIM_UNIT} are, not {value_dim}");
             return Err(fields.unsupported(VALUE_DIM, &why));
         }
-        if !fields.flag("attn_output_gate", true)? {
-            return Err(fields.unsupported("attn_output_gate", "only true is"));
-        }
+        check_gates(fields)?;
         Ok(Some(Self {
             key_heads,
             value_heads,
@@ -126,6 +124,19 @@ impl GatedDeltaConfig {
     }
 }
 
+/// Checks the gates: of attention by a sigmoid, and of gated delta nets by SiLU, also called swish (vLLM
+/// `qwen_gdn_linear_attn.py`).
+fn check_gates(fields: &JsonFields) -> Result<(), ModelConfigError> {
+    const DELTA_GATE: &str = "output_gate_type";
+    if !fields.flag("attn_output_gate", true)? {
+        return Err(fields.unsupported("attn_output_gate", "only true is"));
+    }
+    match fields.text(DELTA_GATE)? {
+        None | Some("silu" | "swish") => Ok(()),
+        Some(_) => Err(fields.unsupported(DELTA_GATE, "only silu and swish are")),
+    }
+}
+
 /// Reads for each layer whether it is a gated delta net layer.
 fn delta_layers(fields: &JsonFields, layers: usize) -> Result<Vec<bool>, ModelConfigError> {
     let Some(types) = fields.strings(TYPES)? else {
@@ -155,7 +166,9 @@ fn delta_layers(fields: &JsonFields, layers: usize) -> Result<Vec<bool>, ModelCo
 mod tests {
     use super::super::tests::{parse, with};
     use super::*;
+    use crate::ModelConfig;
     use crate::config::{NormWeightKind, RopeScaling};
+    use crate::weight_table::{TensorSpec, tensors};
     use serde_json::{Value, json};
 
     /// Configuration of Qwen3-Next-80B-A3B, shortened.
@@ -223,6 +236,55 @@ mod tests {
         assert_eq!(parse(&config).unwrap().rotary(), 64, "0.25 is the default");
     }
 
+    /// Configuration of Qwen3.8-2.4T-A95B-FP8, shortened: the fields of a text part, without the text part's object.
+    fn qwen38() -> Value {
+        let layer = |i: usize| if (i + 1).is_multiple_of(4) { FULL } else { LINEAR };
+        let scales = json!({
+            "act_per_tensor": false, "activation_scheme": "dynamic", "modules_to_not_convert":
+            ["lm_head", "model.layers.0.linear_attn.in_proj_a", "mtp.fc"], "quant_method": "fp8",
+            "weight_block_size": [128, 128], "weight_per_tensor": false
+        });
+        let changes = json!({
+            "hidden_size": 8192, "layer_types": (0..92).map(layer).collect::<Vec<_>>(),
+            "linear_num_value_heads": 128, "mamba_ssm_dtype": "float32",
+            "model_type": "qwen3_5_moe_text", "moe_intermediate_size": 2048,
+            "mtp_use_dedicated_embeddings": false, "num_attention_heads": 64,
+            "num_hidden_layers": 92, "num_key_value_heads": 4, "output_gate_type": "swish",
+            "partial_rotary_factor": 0.25,
+            "quantization_config": scales, "shared_expert_intermediate_size": 2048,
+            "vocab_size": 248_320
+        });
+        with(qwen35_moe(), changes)
+    }
+
+    /// The number of weights, the MTP module included, is that of the published checkpoint: 4.89 TB in bf16.
+    #[test]
+    fn qwen38_config_has_the_published_shape() {
+        let config = ModelConfig { load_mtp: true, ..parse(&qwen38()).unwrap() };
+        let delta = config.gated_delta.as_ref().unwrap();
+        let moe = config.moe.as_ref().unwrap();
+        assert_eq!(config.architecture, ModelArchitecture::Qwen35Moe);
+        assert_eq!(
+            (config.layers, delta.layers.iter().filter(|is_delta| **is_delta).count()),
+            (92, 69)
+        );
+        assert_eq!((config.mtp_layers, config.kv_layers()), (1, 93));
+        assert!(delta.is_delta(90) && !delta.is_delta(91));
+        assert_eq!((delta.heads_per_key(), delta.conv_channels()), (8, 20_480));
+        assert_eq!((moe.experts, moe.top_k, moe.dense_layers.len()), (512, 10, 0));
+        assert!(moe.norm_topk_prob && moe.has_shared_gate);
+        assert_eq!((config.rotary(), config.max_positions), (64, 262_144));
+        let weights = tensors(&config);
+        let elements: usize = weights.iter().map(TensorSpec::elements).sum();
+        assert_eq!(elements / 1_000_000_000, 2446);
+        let quantized =
+            |name: &str| weights.iter().any(|w| w.name == name && w.quantized().is_some());
+        assert!(quantized("model.layers.0.linear_attn.in_proj_qkv.weight"));
+        assert!(quantized("model.layers.92.mlp.experts.511.down_proj.weight"));
+        assert!(!quantized("model.layers.0.linear_attn.in_proj_a.weight"));
+        assert!(!quantized("model.layers.92.eh_proj.weight"));
+    }
+
     #[test]
     fn text_part_of_multimodal_hybrids_is_read() {
         let mut text = qwen35_moe();
@@ -249,6 +311,7 @@ mod tests {
             (json!({"linear_key_head_dim": 512}), "multiples of 16 up to 256 are, not 512"),
             (json!({"linear_value_head_dim": 20}), "linear_value_head_dim"),
             (json!({"attn_output_gate": false}), "attn_output_gate"),
+            (json!({"output_gate_type": "sigmoid"}), "only silu and swish"),
             (json!({"norm_topk_prob": false}), "norm_topk_prob"),
             (json!({"attention_bias": true}), "attention_bias"),
         ] {
