@@ -161,6 +161,7 @@ cases! {
     qwen3_next_grouped => "qwen3_next-grouped",
     qwen3_next_plain_d64 => "qwen3_next-plain-d64",
     qwen3_next_mtp => "qwen3_next-mtp",
+    qwen3_next_fp8_blocks_mtp => "qwen3_next-fp8-blocks-mtp",
     qwen3_5_mtp => "qwen3_5-mtp",
     qwen3_5_text_tied => "qwen3_5-text-tied",
     qwen3_5_moe_fp8_blocks => "qwen3_5_moe-fp8-blocks",
