@@ -166,6 +166,7 @@ cases! {
     qwen3_5_text_tied => "qwen3_5-text-tied",
     qwen3_5_moe_fp8_blocks => "qwen3_5_moe-fp8-blocks",
     qwen3_5_moe_fused_d256 => "qwen3_5_moe-fused-d256",
+    qwen3_5_moe_text_mtp => "qwen3_5_moe-text-mtp",
     phi3_default => "phi3-default",
     phi3_window_tied => "phi3-window-tied",
     phi3_longrope_tied => "phi3-longrope-tied",

@@ -11,8 +11,13 @@ use crate::model_harness::{
     top,
 };
 
-const NAMES: [&str; 4] =
-    ["deepseek_v3-mtp", "qwen3_5-mtp", "qwen3_next-fp8-blocks-mtp", "qwen3_next-mtp"];
+const NAMES: [&str; 5] = [
+    "deepseek_v3-mtp",
+    "qwen3_5-mtp",
+    "qwen3_5_moe-text-mtp",
+    "qwen3_next-fp8-blocks-mtp",
+    "qwen3_next-mtp",
+];
 /// Maximum absolute difference between logits on the CPU in f32 and logits of the reference, which adds in
 /// another order.
 const TOLERANCE: f32 = 1e-4;
