@@ -161,6 +161,14 @@ impl GroupRun {
             reads(kind, hit.blocks).map(move |block| (group, request.prefix(block + 1).to_vec()))
         });
         assert!(found.iter().map(|block| self.written[block].clone()).eq(expected));
+        for (group, kind) in self.kinds() {
+            let blocks_max = if kind == KvKind::Full { blocks_max } else { hit.wanted };
+            let is_offered =
+                |blocks: &u32| reads(kind, *blocks).all(|block| is_cached(group, block));
+            let offered = self.kv.blocks_offered(group, request.content(), hit);
+            let expected = (0..=blocks_max).rev().find(is_offered);
+            assert_eq!(Some(offered), expected, "group {group} of {kind:?}, {hit:?}");
+        }
     }
 
     fn compute(&mut self, at: usize, tokens: u32) {
@@ -222,6 +230,28 @@ proptest! {
             run.apply(op);
         }
     }
+}
+
+#[test]
+fn groups_offer_more_than_the_hit_that_they_give() {
+    // A window of three tokens needs the last block before the end of a hit.
+    let window = KvKind::Window { tokens: 3 };
+    let mut run = GroupRun::new(vec![KvKind::Full, window, window]);
+    run.start((0..17).collect());
+    let mut request = run.requests.pop().expect("a request");
+    run.kv.grow(&mut request.tables, TableEntries::all(9));
+    for (group, cached) in [(0, &[0, 1, 2, 3, 4, 5, 6, 7][..]), (1, &[1, 4]), (2, &[1, 3])] {
+        let GroupRequest { tokens, keys, tables, .. } = &mut request;
+        for &index in cached {
+            let content = SequenceContent { tokens, block_keys: keys, extra_keys: None };
+            run.kv.publish(tables, group, index, content);
+        }
+    }
+    let hit = run.kv.match_prefix(request.content(), &mut Vec::new());
+    // Hits may end after two or five blocks in group 1, and after two or four blocks in group 2.
+    assert_eq!((hit.wanted, hit.blocks, hit.cut_by), (8, 2, Some(1)));
+    let offered = [0, 1, 2].map(|group| run.kv.blocks_offered(group, request.content(), hit));
+    assert_eq!(offered, [8, 5, 4]);
 }
 
 #[test]

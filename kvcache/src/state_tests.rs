@@ -182,6 +182,8 @@ fn hit(run: &StateRun, tokens: &[Token]) -> [u32; 2] {
     let content = SequenceContent { tokens, block_keys: &keys, extra_keys: None };
     let hit = run.kv.match_prefix(content, &mut Vec::new());
     assert_eq!(hit.cut_by, (hit.blocks < hit.wanted).then_some(1));
+    let offered = [0, 1].map(|group| run.kv.blocks_offered(group, content, hit));
+    assert_eq!(offered, [hit.wanted, hit.blocks], "the state group alone cuts the hit");
     [hit.blocks, hit.wanted]
 }
 

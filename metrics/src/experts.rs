@@ -118,7 +118,8 @@ fn series(f: &MetricRegistrar<'_>, layers: &[&str]) -> Result<Vec<ExpertLayerSer
     if layers.is_empty() {
         return Ok(Vec::new());
     }
-    let counters = |name, help| f.counters_by(name, help, "layer", layers);
+    let values: Vec<[&str; 1]> = layers.iter().map(|layer| [*layer]).collect();
+    let counters = |name, help| f.counters_by(name, help, ["layer"], &values);
     let tokens = counters("hadron:expert_tokens_total", TOKENS_HELP)?.into_iter();
     let hottest = counters("hadron:expert_tokens_hottest_total", HOTTEST_HELP)?;
     let load =

@@ -56,6 +56,7 @@ use grammar_metrics::GrammarMetrics;
 use metric_registrar::MetricRegistrar;
 use process::ProcessMetrics;
 use prometheus::Registry;
+use protocol::KvKind;
 use replicas::ReplicaMetrics;
 use scheduler::SchedulerStats;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -81,10 +82,8 @@ pub struct MetricsConfig {
     pub aggregate: bool,
     /// Whether lifetimes of KV blocks are observed (`--kv-cache-metrics`).
     pub block_lifetimes: bool,
-    /// KV groups whose windows or states may shorten prefix hits.
-    pub shortening_groups: Vec<u8>,
-    /// Whether a KV group has recurrent states.
-    pub has_states: bool,
+    /// Kinds of the KV groups, in order of the groups.
+    pub kv_kinds: Vec<KvKind>,
     /// Maximum number of draft tokens per row.
     pub draft_tokens_max: u8,
     /// Fraction of draft tokens that are accepted at random for a benchmark; 0 = draft tokens are verified.
@@ -105,8 +104,7 @@ impl MetricsConfig {
             experts_shared: false,
             aggregate: false,
             block_lifetimes: false,
-            shortening_groups: Vec::new(),
-            has_states: false,
+            kv_kinds: Vec::new(),
             draft_tokens_max: 0,
             synthetic_acceptance: 0.0,
             buckets: CustomBuckets::default(),

@@ -94,8 +94,8 @@ impl<'a> MetricRegistrar<'a> {
         name: &str,
         help: &str,
     ) -> Result<Vec<IntCounter>, Error> {
-        let family = self.add(IntCounterVec::new(Opts::new(name, help), &Self::labels(None))?)?;
-        Ok(self.children(None, |values| family.with_label_values(values)))
+        let family = self.add(IntCounterVec::new(Opts::new(name, help), &Self::labels(&[]))?)?;
+        Ok(self.children(&[], |values| family.with_label_values(values)))
     }
 
     /// Registers a counter per replica and value of `label`; returns one vector per value.
@@ -106,33 +106,31 @@ impl<'a> MetricRegistrar<'a> {
         label: &str,
         values: [&str; N],
     ) -> Result<[Vec<IntCounter>; N], Error> {
-        let labels = Self::labels(Some(label));
+        let labels = Self::labels(&[label]);
         let family = self.add(IntCounterVec::new(Opts::new(name, help), &labels)?)?;
-        Ok(values
-            .map(|value| self.children(Some(value), |values| family.with_label_values(values))))
+        Ok(values.map(|value| self.children(&[value], |values| family.with_label_values(values))))
     }
 
-    /// Registers a counter per replica and value of `label`; the values of `label` depend on the model.
-    /// Returns one entry per value, in order.
-    pub(super) fn counters_by(
+    /// Registers a counter per replica and combination of values of `labels`; the values depend on the model.
+    /// Returns one entry per combination, in order.
+    pub(super) fn counters_by<const N: usize>(
         &self,
         name: &str,
         help: &str,
-        label: &str,
-        values: &[&str],
+        labels: [&str; N],
+        values: &[[&str; N]],
     ) -> Result<Vec<ReplicaOrSharedSeries<IntCounter>>, Error> {
-        let labels = Self::labels(Some(label));
+        let labels = Self::labels(&labels);
         let family = self.add(IntCounterVec::new(Opts::new(name, help), &labels)?)?;
-        let of = |value: &&str| {
-            self.children(Some(*value), |values| family.with_label_values(values)).into()
-        };
+        let of =
+            |own: &[&str; N]| self.children(own, |values| family.with_label_values(values)).into();
         Ok(values.iter().map(of).collect())
     }
 
     /// Registers a gauge per replica.
     pub(super) fn gauge_of_replicas(&self, name: &str, help: &str) -> Result<Vec<Gauge>, Error> {
-        let family = self.add(GaugeVec::new(Opts::new(name, help), &Self::labels(None))?)?;
-        Ok(self.children(None, |values| family.with_label_values(values)))
+        let family = self.add(GaugeVec::new(Opts::new(name, help), &Self::labels(&[]))?)?;
+        Ok(self.children(&[], |values| family.with_label_values(values)))
     }
 
     /// Registers a gauge per replica and value of `label`; returns one vector per value.
@@ -143,10 +141,9 @@ impl<'a> MetricRegistrar<'a> {
         label: &str,
         values: [&str; N],
     ) -> Result<[Vec<Gauge>; N], Error> {
-        let labels = Self::labels(Some(label));
+        let labels = Self::labels(&[label]);
         let family = self.add(GaugeVec::new(Opts::new(name, help), &labels)?)?;
-        Ok(values
-            .map(|value| self.children(Some(value), |values| family.with_label_values(values))))
+        Ok(values.map(|value| self.children(&[value], |values| family.with_label_values(values))))
     }
 
     /// Registers a gauge of the whole server per value of `label`; the label `engine` is 0.
@@ -164,8 +161,7 @@ impl<'a> MetricRegistrar<'a> {
 
     /// Registers a gauge per executor, with its replica and world rank as labels.
     pub(super) fn gauge_of_ranks(&self, name: &str, help: &str) -> Result<Vec<Gauge>, Error> {
-        let family =
-            self.add(GaugeVec::new(Opts::new(name, help), &Self::labels(Some("rank")))?)?;
+        let family = self.add(GaugeVec::new(Opts::new(name, help), &Self::labels(&["rank"]))?)?;
         Ok(self.ranks().map(|values| family.with_label_values(&values)).collect())
     }
 
@@ -196,7 +192,7 @@ impl<'a> MetricRegistrar<'a> {
         name: &str,
         help: &str,
     ) -> Result<Vec<IntCounter>, Error> {
-        let labels = Self::labels(Some("rank"));
+        let labels = Self::labels(&["rank"]);
         let family = self.add(IntCounterVec::new(Opts::new(name, help), &labels)?)?;
         Ok(self.ranks().map(|values| family.with_label_values(&values)).collect())
     }
@@ -280,17 +276,14 @@ impl<'a> MetricRegistrar<'a> {
         self.model
     }
 
-    fn labels(additional: Option<&str>) -> Vec<&str> {
-        ["model_name", "engine"].into_iter().chain(additional).collect()
+    fn labels<'l>(additional: &[&'l str]) -> Vec<&'l str> {
+        [&["model_name", "engine"], additional].concat()
     }
 
-    /// Creates the series of a metric family, one per value of the label `engine`. `additional`: value of a
-    /// further label that all of these series have.
-    fn children<T>(&self, additional: Option<&str>, child: impl Fn(&[&str]) -> T) -> Vec<T> {
-        let values = |engine: &'_ String| {
-            let values: Vec<&str> = [self.model, engine].into_iter().chain(additional).collect();
-            child(&values)
-        };
+    /// Creates the series of a metric family, one per value of the label `engine`. `additional`: values of
+    /// further labels that all of these series have.
+    fn children<T>(&self, additional: &[&str], child: impl Fn(&[&str]) -> T) -> Vec<T> {
+        let values = |engine: &String| child(&[&[self.model, engine], additional].concat());
         self.engines.iter().map(values).collect()
     }
 }

@@ -3,6 +3,7 @@
 
 use super::{KvCacheInfo, MetricsConfig, ServerMetrics};
 use prometheus::proto::{Metric, MetricFamily, MetricType};
+use protocol::KvKind;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 use std::sync::Arc;
@@ -34,13 +35,13 @@ const OPEN_LABELS: &[&str] = &[
 /// Returns the metrics of a server with all features.
 fn metrics_of_all_features() -> Result<Arc<ServerMetrics>, prometheus::Error> {
     let config = MetricsConfig::new("MODEL", 1_000_000);
+    let state = KvKind::State { slots_per_request: 1, bytes_per_slot: 1 };
     let config = MetricsConfig {
         tp_size: 2,
         experts: vec![1],
         experts_shared: true,
         block_lifetimes: true,
-        shortening_groups: vec![1],
-        has_states: true,
+        kv_kinds: vec![KvKind::Full, KvKind::Mla, KvKind::Window { tokens: 1 }, state],
         ..config
     };
     let metrics = ServerMetrics::new(&config)?;

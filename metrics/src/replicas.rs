@@ -33,7 +33,7 @@ impl ReplicaMetrics {
         let mut counters: Vec<(ReplicaSeries<IntCounter>, ReplicaCounterFn)> = vec![
             (f.counter_of_replicas("vllm:prefix_cache_queries_total", "Tokens looked up in the prefix cache.")?, |s| s.prefix_queries_total),
             (f.counter_of_replicas("vllm:prefix_cache_hits_total", "Tokens found in the prefix cache.")?, |s| s.prefix_hits_total),
-            (f.counter_of_replicas("hadron:prefix_cache_window_misses_total", "Tokens by which prefix hits were shorter because the windows before their end or the states at their end were not cached.")?, |s| s.prefix_tokens_missed_total.iter().sum()),
+            (f.counter_of_replicas("hadron:prefix_cache_window_misses_total", "Tokens by which prefix hits were shorter because the windows before their end or the states at their end were not cached.")?, |s| s.kv_group_hits_total.iter().map(|group| group.missed).sum()),
             (f.counter_of_replicas("vllm:num_preemptions_total", "Preempted requests.")?, |s| s.preemptions_total),
             (f.counter_of_replicas("vllm:generation_tokens_total", "Generated tokens.")?, |s| s.generated_tokens_total),
         ];
@@ -137,8 +137,8 @@ fn spec_decode_counters(f: &MetricRegistrar<'_>, drafts: u8) -> Result<Vec<(Repl
     ];
     let positions = usize::from(drafts).clamp(1, DRAFT_TOKENS_MAX);
     let names: Vec<String> = (0..positions).map(|position| position.to_string()).collect();
-    let names: Vec<&str> = names.iter().map(String::as_str).collect();
-    let by_position = f.counters_by("vllm:spec_decode_num_accepted_tokens_per_pos_total", "Accepted draft tokens, by position in the draft.", "position", &names)?;
+    let names: Vec<[&str; 1]> = names.iter().map(|name| [name.as_str()]).collect();
+    let by_position = f.counters_by("vllm:spec_decode_num_accepted_tokens_per_pos_total", "Accepted draft tokens, by position in the draft.", ["position"], &names)?;
     counters.extend(by_position.iter().map(|series| series.iter().cloned().collect()).zip(ACCEPTED_BY_POSITION));
     Ok(counters)
 }

@@ -3,10 +3,10 @@
 mod replicas;
 
 use super::*;
-use protocol::{CollectiveTiming, ExpertTokenCount, Rank, Replica, RequestId, RowError};
+use protocol::{CollectiveTiming, ExpertTokenCount, KvKind, Rank, Replica, RequestId, RowError};
 use scheduler::{
     AbortCause, BlockStats, ExecutorFailure, ExecutorFailureCounts, FinishReason, FirstAdmission,
-    RecomputedTokenCounts, RequestError, StateSlotStats, StopReason, TokenEvent,
+    KvGroupHitStats, RecomputedTokenCounts, RequestError, StateSlotStats, StopReason, TokenEvent,
 };
 use std::time::{Duration, Instant};
 

@@ -53,6 +53,16 @@ pub enum KvKind {
 }
 
 impl KvKind {
+    /// Returns the name of the kind in metrics and replies, after the names of vLLM's KV cache specs.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Full => "full_attention",
+            Self::Mla => "mla_attention",
+            Self::Window { .. } => "sliding_window",
+            Self::State { .. } => "recurrent_state",
+        }
+    }
+
     /// Returns whether the group keeps the entries of all positions.
     pub const fn keeps_all_positions(self) -> bool {
         matches!(self, Self::Full | Self::Mla)
@@ -102,12 +112,6 @@ impl KvSpec {
     /// Returns the bytes of one block of the pool, on one rank: those of the group that stores most.
     pub fn bytes_per_block(&self) -> u64 {
         self.groups.iter().map(|g| g.bytes_per_block).max().unwrap_or(0)
-    }
-
-    /// Returns the groups with windows or recurrent states, in which a prefix hit may end before its last block.
-    pub fn shortening_groups(&self) -> Vec<u8> {
-        let shortens = |group: &KvGroup| group.kind.is_state() || group.kind.window().is_some();
-        (0..).zip(&self.groups).filter(|(_, group)| shortens(group)).map(|(id, _)| id).collect()
     }
 
     /// Returns whether a group of the model stores recurrent state.

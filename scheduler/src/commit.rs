@@ -51,14 +51,15 @@ fn for_each_admission(plan: &StepPlan, mut f: impl FnMut(PlannedAdmission, &[Blo
     }
 }
 
-/// Adds a reference to each cached block of an admitted request's prefix hit, so that later allocations
-/// cannot evict these blocks.
+/// Counts the prefix hit of an admitted request, and adds a reference to each of its cached blocks, so that later
+/// allocations cannot evict these blocks.
 fn pin_hit(
     state: &mut ReplicaRequests,
     kv: &mut KvCache,
     admission: PlannedAdmission,
     found: &[BlockId],
 ) {
+    state.kv_group_hits.count(&state.requests[admission.slot], admission.hit, kv);
     let tables = state.take_spare_block_tables();
     let request = &mut state.requests[admission.slot];
     request.pin_blocks(tables, admission.hit.blocks, found, kv);
@@ -116,10 +117,6 @@ fn admit(state: &mut ReplicaRequests, kv: &KvCache, plan: &StepPlan, now_ms: u64
             state.totals.prefix_queries += u64::from(request.len);
             state.totals.prefix_hits += u64::from(cached);
             cold.windows.hit_end = hit.wanted * kv.block_tokens();
-            if let Some(group) = hit.cut_by {
-                let missed = (hit.wanted - hit.blocks) * kv.block_tokens();
-                state.prefix_tokens_missed[usize::from(group)] += u64::from(missed);
-            }
         }
         state.reserved_blocks += reserved_blocks;
         state.waiting_tokens -= u64::from(request.len);

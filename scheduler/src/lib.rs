@@ -15,6 +15,7 @@ mod commit;
 mod config;
 mod event;
 mod heartbeat_monitor;
+mod kv_group_hits;
 mod limits;
 mod lockstep;
 mod mask_state;
@@ -39,6 +40,7 @@ mod token_event;
 pub use config::{RoutingPolicy, SchedulerConfig, SchedulerConfigError};
 pub use event::{ControlCommand, ExecutorFailure, SchedulerEffect, SchedulerEvent};
 pub use heartbeat_monitor::{HEARTBEAT_GRACE_PERIOD, HEARTBEAT_TIMEOUT, HeartbeatMonitor};
+pub use kv_group_hits::KvGroupHitStats;
 pub use kvcache::{
     BlockKey, BlockLifetime, ExtraKeys, KvConfig, KvConfigError, LifetimeSampleRate, PromptHasher,
 };

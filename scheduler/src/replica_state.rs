@@ -144,10 +144,7 @@ impl ReplicaState {
             tokens_recomputed_total: totals.recomputed_tokens,
             prefix_queries_total: totals.prefix_queries,
             prefix_hits_total: totals.prefix_hits,
-            prefix_tokens_missed_total: match self.kv.group_counts().windowed {
-                0 if self.kv.states().is_empty() => Vec::new(),
-                _ => state.prefix_tokens_missed.to_vec(),
-            },
+            kv_group_hits_total: state.kv_group_hits.to_vec(),
             rows_dropped_total: totals.rows_dropped,
             outputs_dropped_total: totals.outputs_dropped,
         }

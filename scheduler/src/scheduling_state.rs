@@ -3,6 +3,7 @@
 //! Every request is in exactly one of two queues, waiting or running; it has no other status. All counters
 //! can be derived from the queues, and `check` recomputes them.
 
+use crate::kv_group_hits::KvGroupHits;
 use crate::request::Request;
 use crate::request_queue::RequestQueue;
 use crate::slab::{RequestSlab, SlabSlot};
@@ -32,8 +33,7 @@ pub(crate) struct ReplicaRequests {
     pub(crate) blocked_head: Option<BlockedQueueHead>,
     pub(crate) hasher: BlockHasher,
     pub(crate) totals: ReplicaCounters,
-    /// For each KV group, the number of tokens by which its missing windows or checkpoints shortened prefix hits.
-    pub(crate) prefix_tokens_missed: Box<[u64]>,
+    pub(crate) kv_group_hits: KvGroupHits,
     /// Free sequence slots, lowest first.
     free_seq_slots: BinaryHeap<Reverse<u32>>,
     /// Empty row buffers and block tables that are reused, so that a step does not allocate memory.
@@ -106,7 +106,7 @@ impl ReplicaRequests {
             blocked_head: None,
             hasher: kv.block_hasher(),
             totals: ReplicaCounters::default(),
-            prefix_tokens_missed: vec![0; kv.spec.groups.len()].into(),
+            kv_group_hits: KvGroupHits::new(&kv.spec),
             free_seq_slots: (0..seq_slots).map(Reverse).collect(),
             spare_row_buffers: Vec::new(),
             spare_block_tables: Vec::new(),

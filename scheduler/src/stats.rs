@@ -1,6 +1,6 @@
 //! Statistics of one replica, read by metrics, admission control and health checks.
 
-use crate::ExecutorFailure;
+use crate::{ExecutorFailure, KvGroupHitStats};
 use protocol::{Replica, StepId, StepTiming};
 
 /// Statistics of a replica after a tick (one call of `Scheduler::tick`). Fields named `total` are monotonic.
@@ -54,9 +54,9 @@ pub struct SchedulerStats {
     pub prefix_queries_total: u64,
     /// Tokens of prefix hits at admission.
     pub prefix_hits_total: u64,
-    /// Tokens by which prefix hits were shortened because the windows before their end, or the states at their end,
-    /// were not cached, for each KV group; empty without window groups and state groups.
-    pub prefix_tokens_missed_total: Vec<u64>,
+    /// Tokens of prefix hits that each KV group offered, gave and cut; empty if all layers keep all positions in one
+    /// group.
+    pub kv_group_hits_total: Vec<KvGroupHitStats>,
     /// Number of row results that were dropped because their request had finished or been preempted.
     pub rows_dropped_total: u64,
     /// Number of step outputs that were dropped because they have an old epoch, are repeated or are out of

@@ -7,7 +7,7 @@ use axum::extract::State;
 use engine::PrefixIndexSnapshot;
 use metrics::{STEP_RING_CAPACITY, StepTimingRecord};
 use protocol::BlockHash;
-use scheduler::{BlockStats, StateSlotStats};
+use scheduler::{BlockStats, KvGroupHitStats, StateSlotStats};
 use serde::Serialize;
 use serde_json::{Value, json};
 use std::sync::Arc;
@@ -70,6 +70,7 @@ fn cached_blocks_json(mut cached: PrefixIndexSnapshot) -> Value {
         "block_size": cached.block_tokens,
         "blocks": blocks(&cached.blocks),
         "state_slots": state_slots(&cached.state_slots),
+        "prefix_hits_by_group": cached.group_hits.iter().map(group_hits).collect::<Vec<_>>(),
         "resident": groups.first(),
         "resident_by_group": groups,
     })
@@ -90,6 +91,16 @@ fn state_slots(slots: &StateSlotStats) -> Value {
         "vacant": slots.free,
         "checkpoints": slots.checkpoints,
         "in_use": slots.in_use,
+    })
+}
+
+/// Tokens of prefix hits in one KV group.
+fn group_hits(group: &KvGroupHitStats) -> Value {
+    json!({
+        "kind": group.kind.name(),
+        "offered": group.offered,
+        "given": group.given,
+        "missed": group.missed,
     })
 }
 

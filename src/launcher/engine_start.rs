@@ -95,9 +95,9 @@ fn metrics(
     let name = files.served_names(args).first().to_owned();
     let experts = settings::expert_counts_by_layer(&files.config);
     let spec = &startup.memory.kv_spec;
-    let (shortening_groups, has_states) = (spec.shortening_groups(), spec.has_state());
+    let kv_kinds = spec.groups.iter().map(|group| group.kind).collect();
     let config = settings::metrics(args, name, max_model_len);
-    let config = MetricsConfig { experts, shortening_groups, has_states, ..config };
+    let config = MetricsConfig { experts, kv_kinds, ..config };
     let metrics = ServerMetrics::new(&config)?;
     metrics.set_kv_cache(KvCacheInfo {
         block_tokens: startup.memory.kv_spec.block_tokens,

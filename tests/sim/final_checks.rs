@@ -46,7 +46,13 @@ impl SimWorld {
             ensure!("I14", stored == indexed, "replica {index}: {stored:?}, index {indexed:?}");
             let cached = blocks.cached as usize;
             ensure!("I14", stored.len() == cached, "{} stored, {cached} cached", stored.len());
-            let missed = stats.prefix_tokens_missed_total.iter().sum::<u64>();
+            let groups = &stats.kv_group_hits_total;
+            let missed: u64 = groups.iter().map(|group| group.missed).sum();
+            let hits = stats.prefix_hits_total;
+            let of_group = groups.iter().all(|g| g.given == hits && g.offered >= hits);
+            let of_kept = groups.iter().filter(|group| group.kind.keeps_all_positions());
+            let counted = of_group && of_kept.clone().all(|g| g.offered >= hits + missed);
+            ensure!("I4", counted, "replica {index}: {hits} tokens of hits, {groups:?}");
             self.counts.missed_hits += u64::from(missed > 0);
             self.counts.preemptions += stats.preemptions_total;
             self.counts.stored += replica_state.mirror.stored;

@@ -113,6 +113,13 @@ impl StateServer {
         result
     }
 
+    /// Tokens of prefix hits that each KV group offered, gave and cut.
+    fn group_hits(&self) -> Vec<[u64; 3]> {
+        let stats = self.scheduler.stats(Replica(0));
+        let groups = stats.kv_group_hits_total.iter();
+        groups.map(|group| [group.offered, group.given, group.missed]).collect()
+    }
+
     /// Number of checkpoints that no request references.
     fn checkpoints(&self) -> u32 {
         self.scheduler.kv(Replica(0)).states().counts(1).checkpoints
@@ -166,6 +173,10 @@ fn shared_beginning_is_resumed_by_the_third_request() {
     let starts = [5, 6, 7, 8].map(|tail| server.run(&with_tail(tail), 4).first_start);
     // The prompts part at 1,900. The second request finds the rung, and makes a checkpoint where they part.
     assert_eq!(starts, [0, 1_024, 1_888, 1_888]);
+    // Blocks were cached up to 1,888 in three lookups; the states of the first of them only up to 1,024.
+    let given = 1_024 + 2 * 1_888;
+    let expected = [[3 * 1_888, given, 0], [given, given, 864], [given, given, 0]];
+    assert_eq!(server.group_hits(), expected);
 }
 
 #[test]

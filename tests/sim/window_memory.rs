@@ -94,6 +94,13 @@ impl WindowServer {
         self.scheduler.check();
         finished
     }
+
+    /// Tokens of prefix hits that each KV group offered, gave and cut.
+    fn group_hits(&self) -> Vec<[u64; 3]> {
+        let stats = self.scheduler.stats(Replica(0));
+        let groups = stats.kv_group_hits_total.iter();
+        groups.map(|group| [group.offered, group.given, group.missed]).collect()
+    }
 }
 
 fn prompt(seed: u32, len: u32) -> Vec<Token> {
@@ -150,4 +157,8 @@ fn third_prompt_with_a_shared_beginning_hits_it() {
     // of their hits, also while other requests evict blocks.
     assert!((1..4_000).contains(&starts[1]), "{starts:?}");
     assert_eq!((starts[0], &starts[2..]), (0, &[4_000; 3][..]));
+    // All lookups but the first found 4,000 tokens in the group that keeps all positions.
+    let given = u64::from(starts.iter().sum::<u32>());
+    let cut = 16_000 - given;
+    assert_eq!(server.group_hits(), [[16_000, given, 0], [given, given, cut]]);
 }

@@ -17,13 +17,12 @@ impl KvCache {
         content: SequenceContent<'_>,
         found: &mut Vec<BlockId>,
     ) -> PrefixHit {
-        let blocks_max = (content.tokens.len() as u32).saturating_sub(1) / self.block_tokens;
         let mut hit = PrefixHit::default();
         if !self.caching {
             return hit;
         }
         let first_found = found.len();
-        let blocks_max = blocks_max.min(content.block_keys.len() as u32);
+        let blocks_max = self.blocks_looked_up(content);
         if self.groups.len() == 1 && self.group_counts.kept == 1 && self.states.is_empty() {
             found.extend((0..blocks_max).map_while(|i| self.find(0, i, content)).map(BlockId));
             hit.blocks = (found.len() - first_found) as u32;
@@ -35,6 +34,34 @@ impl KvCache {
         hit.wanted = hit.wanted.max(hit.blocks);
         hit.evictable = found.iter().filter(|block| self.ref_count(**block) == 0).count() as u32;
         hit
+    }
+
+    /// Returns the number of leading blocks that `group` alone could give to a request whose lookup of `content`
+    /// had the result `hit`. Groups with windows or states give at most the `hit.wanted` blocks whose tokens the
+    /// groups that keep all positions verify.
+    ///
+    /// Only a hit that was cut, and several groups that keep all positions, need a further lookup.
+    pub fn blocks_offered(&self, group: u8, content: SequenceContent<'_>, hit: PrefixHit) -> u32 {
+        let group = usize::from(group);
+        let is_cached = |block: u32| self.find(group, block, content).is_some();
+        match self.groups.get(group) {
+            Some(kept) if !kept.is_window() => {
+                let blocks_max = self.blocks_looked_up(content);
+                (hit.wanted..blocks_max).find(|&block| !is_cached(block)).unwrap_or(blocks_max)
+            }
+            _ if hit.blocks == hit.wanted => hit.wanted,
+            Some(window) => window.longest_hit(hit.wanted, is_cached),
+            None => {
+                let state_group = group - self.groups.len();
+                self.states.longest_hit(state_group, hit.wanted, content.block_keys)
+            }
+        }
+    }
+
+    /// Returns the number of leading blocks of `content` that a lookup considers: the last token is computed.
+    fn blocks_looked_up(&self, content: SequenceContent<'_>) -> u32 {
+        let blocks_max = (content.tokens.len() as u32).saturating_sub(1) / self.block_tokens;
+        blocks_max.min(content.block_keys.len() as u32)
     }
 
     /// Finds the longest prefix of at most `blocks_max` blocks that all groups have, and appends its blocks to

@@ -13,8 +13,8 @@ impl MetricRegistrar<'_> {
         family: HistogramFamily,
     ) -> Result<ReplicaOrSharedSeries<Histogram>, Error> {
         let opts = HistogramOpts::new(name, help).buckets(self.buckets.of(family));
-        let family = self.add(HistogramVec::new(opts, &Self::labels(None))?)?;
-        Ok(ReplicaOrSharedSeries(self.children(None, |values| family.with_label_values(values))))
+        let family = self.add(HistogramVec::new(opts, &Self::labels(&[]))?)?;
+        Ok(ReplicaOrSharedSeries(self.children(&[], |values| family.with_label_values(values))))
     }
 
     /// Registers a histogram per replica and value of `label`; returns one entry per value.
@@ -27,8 +27,8 @@ impl MetricRegistrar<'_> {
         values: [&str; N],
     ) -> Result<[ReplicaOrSharedSeries<Histogram>; N], Error> {
         let opts = HistogramOpts::new(name, help).buckets(self.buckets.of(family));
-        let family = self.add(HistogramVec::new(opts, &Self::labels(Some(label)))?)?;
-        let of = |value| self.children(Some(value), |values| family.with_label_values(values));
+        let family = self.add(HistogramVec::new(opts, &Self::labels(&[label]))?)?;
+        let of = |value| self.children(&[value], |values| family.with_label_values(values));
         Ok(values.map(|value| ReplicaOrSharedSeries(of(value))))
     }
 

@@ -145,28 +145,69 @@ fn requests_are_counted_on_their_replica() {
     );
 }
 
-#[test]
-fn kv_groups_have_series_of_their_own() {
-    let plain = metrics().render(&[stats(1, 1)]).unwrap();
-    assert!(!plain.contains("hadron:state_slots") && !plain.contains("group_misses"));
+/// Kinds of the groups of a model with two window groups and a state group.
+const KV_KINDS: [KvKind; 4] = [
+    KvKind::Full,
+    KvKind::Window { tokens: 8 },
+    KvKind::Window { tokens: 8 },
+    KvKind::State { slots_per_request: 1, bytes_per_slot: 8 },
+];
+
+fn page_with_groups(replicas: &[SchedulerStats]) -> String {
     let config = MetricsConfig {
-        replicas: 2,
-        shortening_groups: vec![1, 3],
-        has_states: true,
+        replicas: replicas.len() as u16,
+        kv_kinds: KV_KINDS.to_vec(),
         ..MetricsConfig::new("m", 64)
     };
-    let of = |misses: [u64; 4], in_use: u32| SchedulerStats {
-        prefix_tokens_missed_total: misses.to_vec(),
+    ServerMetrics::new(&config).unwrap().render(replicas).unwrap()
+}
+
+#[test]
+fn one_group_models_have_no_series_of_groups() {
+    let one = MetricsConfig { kv_kinds: vec![KvKind::Mla], ..MetricsConfig::new("m", 64) };
+    let plain = ServerMetrics::new(&one).unwrap().render(&[stats(1, 1)]).unwrap();
+    assert!(!plain.contains("hadron:state_slots") && !plain.contains("prefix_cache_group"));
+}
+
+#[test]
+fn prefix_hits_are_counted_per_kv_group() {
+    let of = |missed: [u64; 4]| {
+        let group = |(kind, missed): (KvKind, u64)| KvGroupHitStats {
+            kind,
+            offered: 100 - missed,
+            given: 20,
+            missed,
+        };
+        let groups = KV_KINDS.into_iter().zip(missed).map(group).collect();
+        SchedulerStats { kv_group_hits_total: groups, ..stats(1, 1) }
+    };
+    let page = page_with_groups(&[of([0, 5, 0, 7]), of([0, 1, 0, 0])]);
+    let series = |name: &str, engine: u32, group: u32| {
+        let kind = ["full_attention", "sliding_window", "sliding_window", "recurrent_state"];
+        let kind = kind[group as usize];
+        let labels =
+            format!(r#"{{engine="{engine}",group="{group}",kind="{kind}",model_name="m"}}"#);
+        value(&page, &format!("hadron:prefix_cache_group_{name}_total{labels}"))
+    };
+    let of_groups = |name: &str, engine: u32| [0, 1, 2, 3].map(|g| series(name, engine, g));
+    assert_eq!(of_groups("offered", 0), [100.0, 95.0, 100.0, 93.0]);
+    assert_eq!(of_groups("hits", 0), [20.0; 4]);
+    assert_eq!(of_groups("misses", 0), [0.0, 5.0, 0.0, 7.0]);
+    assert_eq!(of_groups("misses", 1), [0.0, 1.0, 0.0, 0.0]);
+    let total = |engine: u32| {
+        let labels = format!(r#"{{engine="{engine}",model_name="m"}}"#);
+        value(&page, &format!("hadron:prefix_cache_window_misses_total{labels}"))
+    };
+    assert_eq!([total(0), total(1)], [12.0, 1.0], "the sum over the groups");
+}
+
+#[test]
+fn state_slots_are_shown_by_use() {
+    let of = |in_use: u32| SchedulerStats {
         state_slots: StateSlotStats { pool: 9, free: 8 - in_use, checkpoints: 1, in_use },
         ..stats(1, 1)
     };
-    let replicas = [of([0, 5, 0, 7], 2), of([0, 1, 0, 0], 4)];
-    let page = ServerMetrics::new(&config).unwrap().render(&replicas).unwrap();
-    let misses = |engine: u32, group: u32| {
-        let labels = format!(r#"{{engine="{engine}",group="{group}",model_name="m"}}"#);
-        value(&page, &format!("hadron:prefix_cache_group_misses_total{labels}"))
-    };
-    assert_eq!([misses(0, 1), misses(0, 3), misses(1, 1), misses(1, 3)], [5.0, 7.0, 1.0, 0.0]);
+    let page = page_with_groups(&[of(2), of(4)]);
     let slots = |engine: u32, state: &str| {
         let labels = format!(r#"{{engine="{engine}",model_name="m",state="{state}"}}"#);
         value(&page, &format!("hadron:state_slots{labels}"))

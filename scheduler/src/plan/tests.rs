@@ -290,4 +290,5 @@ fn first_admission_counts_prefix_hits() {
     let totals = &state.totals;
     assert_eq!((totals.prompt_tokens, totals.prompt_tokens_cached), (14, 8));
     assert_eq!((totals.prefix_queries, totals.prefix_hits), (14, 8));
+    assert_eq!(state.kv_group_hits.to_vec(), [], "one group that keeps all positions");
 }

@@ -334,6 +334,7 @@ fn debug_routes_list_steps_and_cached_blocks() {
     assert_eq!(resident.len() as u64, replica["blocks"]["cached"].as_u64().unwrap());
     assert!(resident.len() >= 6 && resident.iter().all(|hash| hash.as_str().unwrap().len() == 16));
     assert!(resident.is_sorted_by_key(|hash| hash.as_str().unwrap()), "ascending");
+    assert_eq!(replica["prefix_hits_by_group"], json!([]), "the model has one KV group");
 }
 
 /// Reads `/metrics` repeatedly until `done` and checks that counters do not decrease; returns the number of

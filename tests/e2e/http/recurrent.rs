@@ -75,6 +75,12 @@ fn recurrent_model_is_invariant_to_ranks_drafts_hits() {
     }
 }
 
+fn debug_kv(at: SocketAddr) -> Value {
+    let mut client = HttpClient::connect(at);
+    client.send("GET", "/debug/kv", "Authorization: Bearer root\r\n", b"");
+    client.read().unwrap().json()
+}
+
 /// Checkpoints at the interval of the flag, and in `/debug/kv`: a prompt whose beginning is shared hits the last
 /// checkpoint before its end, or nothing if there are none.
 #[test]
@@ -86,15 +92,20 @@ fn checkpoint_interval_limits_prefix_hits() {
         let flags = ["--state-checkpoint-interval-tokens", interval, "--admin-key", "root"];
         let process = start(&[&[folder.as_str()], &sizes[..], &flags].concat());
         complete(process.address, 1, 110);
-        let mut client = HttpClient::connect(process.address);
-        client.send("GET", "/debug/kv", "Authorization: Bearer root\r\n", b"");
-        let kv = client.read().unwrap().json();
+        let kv = debug_kv(process.address);
         let slots = &kv["replicas"][0]["state_slots"];
         assert!(slots["checkpoints"].as_u64() > Some(0), "{kv}");
         assert_eq!(slots["in_use"], 0, "{kv}");
         // The beginning of the first prompt: longer than the checkpoint at 64, shorter than that at the end of the prompt.
         let shorter = complete(process.address, 1, 90);
         assert_eq!(shorter.cached, json!(cached), "{interval}");
+        // Five blocks of 16 tokens are cached in the group with attention.
+        let expected = json!([
+            {"kind": "full_attention", "offered": 80, "given": cached, "missed": 0},
+            {"kind": "recurrent_state", "offered": cached, "given": cached, "missed": 80 - cached},
+        ]);
+        let kv = debug_kv(process.address);
+        assert_eq!(kv["replicas"][0]["prefix_hits_by_group"], expected, "{interval}");
     }
 }
 

@@ -1,6 +1,7 @@
 //! Tests of plans for models with window groups.
 
 use super::*;
+use crate::KvGroupHitStats;
 
 /// Adds a running request with `computed` computed tokens to a scenario with a window group; its block tables have
 /// entries for all known tokens and, in the window group, for the computed tokens.
@@ -40,6 +41,41 @@ fn plan_windowed(blocks: u32, running: &[&str]) -> String {
     }
     let plan = plan(&scenario.state, &scenario.kv, &scenario.limits, StepPlan::default());
     scenario.render(&plan)
+}
+
+/// Admits `entry` while 8 tokens of its prompt are cached in the group that keeps all positions, but no block in the
+/// window group. `change` is applied to the request.
+fn hits_without_window(entry: &str, change: impl FnOnce(&mut Request)) -> Vec<KvGroupHitStats> {
+    let mut scenario = scenario("free=1 |");
+    let group = |kind| KvGroup { layers: vec![0], kind, bytes_per_block: 1 };
+    let groups = vec![group(KvKind::Full), group(KvKind::Window { tokens: 6 })];
+    let kv = KvConfig::new(KvSpec { block_tokens: 4, groups }, 100, [1, 2]);
+    scenario.kv = KvCache::new(&kv).unwrap();
+    scenario.state = ReplicaRequests::new(Replica(0), 16, &kv);
+    let config = SchedulerConfig::new(scenario.limits.clone(), kv);
+    let mut tables = scenario.fill(&tokens(b'a', 8), 8);
+    scenario.kv.free(&mut tables);
+    let mut request = request(&parse_request(entry), 100, &config);
+    change(&mut request);
+    scenario.state.enqueue(request);
+    let plan = plan(&scenario.state, &scenario.kv, &scenario.limits, StepPlan::default());
+    assert_eq!(plan.admit.len(), 1);
+    commit(&mut scenario.state, &mut scenario.kv, &plan, 0);
+    scenario.state.kv_group_hits.to_vec()
+}
+
+#[test]
+fn group_without_window_is_counted_as_the_cutting_one() {
+    let of = |hits: Vec<KvGroupHitStats>| -> Vec<[u64; 3]> {
+        hits.iter().map(|group| [group.offered, group.given, group.missed]).collect()
+    };
+    assert_eq!(of(hits_without_window("a 0/9", |_| {})), [[8, 0, 0], [0, 0, 8]]);
+    assert_eq!(of(hits_without_window("b 0/9", |_| {})), [[0; 3]; 2], "another prompt");
+    // A request that needs the logprobs of its prompt looks nothing up.
+    let with_logprobs = |request: &mut Request| {
+        request.cold_fields.params.sampling.prompt_logprobs = Some(1);
+    };
+    assert_eq!(of(hits_without_window("a 0/9", with_logprobs)), [[0; 3]; 2]);
 }
 
 #[test]
