@@ -3,7 +3,7 @@
 use super::server_process::{ServerProcess, command};
 use crate::deadlines::wait_until;
 use crate::http_client::{HttpClient, get, post};
-use serde_json::json;
+use serde_json::{Value, json};
 use std::net::SocketAddr;
 use std::time::Duration;
 
@@ -100,6 +100,35 @@ fn rejections_are_logged_with_their_reason_and_a_limit() {
     let invalid = lines.iter().find(|line| line.contains("invalid_value")).unwrap();
     assert!(invalid.contains("WARN") && invalid.contains("n: must be"), "{invalid}");
     assert!(lines_with(&log, "request finished").is_empty(), "access lines are off by default");
+}
+
+/// Numbers of lines about tools that the chat template does not show, at start-up and for requests, of a server with
+/// the template `template` and requests with `tools`.
+fn hidden_tool_lines(template: &str, tools: &[Value]) -> [usize; 2] {
+    let log = log_of(&["--chat-template", template], |address| {
+        for tools in tools {
+            let messages = json!([{"role": "user", "content": "hi"}]);
+            let body = json!({"messages": messages, "tools": tools, "max_tokens": 1});
+            assert_eq!(post(address, "/v1/chat/completions", &body).status, 200);
+        }
+    });
+    let texts = ["the chat template shows no tools", "the request has tools, which the chat"];
+    texts.map(|text| {
+        let lines = lines_with(&log, text);
+        assert!(lines.iter().all(|line| line.contains("WARN")), "{lines:?}");
+        lines.len()
+    })
+}
+
+#[test]
+fn tools_that_the_template_does_not_show_are_logged() {
+    let plain = "{% for m in messages %}{{ m.content }}{% endfor %}";
+    let none = json!([]);
+    let tools = json!([{"type": "function", "function": {"name": "now", "parameters": {}}}]);
+    let requests = [none.clone(), tools.clone(), none.clone()];
+    assert_eq!(hidden_tool_lines(plain, &requests), [1, 1], "one request has tools");
+    let shown = format!("{{{{ tools | tojson }}}}{plain}");
+    assert_eq!(hidden_tool_lines(&shown, &[tools]), [0, 0]);
 }
 
 #[test]
