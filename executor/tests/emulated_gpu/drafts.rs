@@ -132,7 +132,7 @@ fn check(what: &str, warp_size: u32, drafting: &ExecutorConfig, drafts: [u8; 3])
 
 #[test]
 fn ngram_drafts_match_eager_and_replayed() {
-    if !crate::is_selected_by_cursor(0) {
+    if !crate::is_selected_by_cursor(0, crate::SHARDS) {
         return;
     }
     let dense = crate::scheduler_harness::config(ModelDtype::Float32, 2);
@@ -142,7 +142,7 @@ fn ngram_drafts_match_eager_and_replayed() {
 /// Rows with draft tokens are staged as several rows of one token each, of which the first updates the recurrent state.
 #[test]
 fn recurrent_drafts_match_eager_and_replayed() {
-    if !crate::is_selected_by_cursor(1) {
+    if !crate::is_selected_by_cursor(1, crate::SHARDS) {
         return;
     }
     let ngram = speculating(recurrent_model(ModelDtype::Float32), 3);
@@ -164,7 +164,7 @@ fn mtp_drafting(dtype: ModelDtype, drafts: u8) -> ExecutorConfig {
 
 #[test]
 fn mtp_module_drafts_eager_and_replayed() {
-    if !crate::is_selected_by_cursor(2) {
+    if !crate::is_selected_by_cursor(2, crate::SHARDS) {
         return;
     }
     check("two drafts", 64, &mtp_drafting(ModelDtype::Float32, 2), [2, 1, 2]);
@@ -176,7 +176,7 @@ fn mtp_module_drafts_eager_and_replayed() {
 /// under a grammar are launched eagerly; other steps replay graphs.
 #[test]
 fn masked_rows_verify_drafts_as_on_the_cpu() {
-    if !crate::is_selected_by_cursor(3) {
+    if !crate::is_selected_by_cursor(3, crate::SHARDS) {
         return;
     }
     let dense = crate::scheduler_harness::config(ModelDtype::Float32, 2);
@@ -209,7 +209,7 @@ fn masked_rows_verify_drafts_as_on_the_cpu() {
 /// the device. Their tokens and draft tokens equal the tokens and draft tokens of the CPU.
 #[test]
 fn async_steps_match_the_cpu() {
-    if !crate::is_selected_by_cursor(0) {
+    if !crate::is_selected_by_cursor(0, crate::SHARDS) {
         return;
     }
     let dense = crate::scheduler_harness::config(ModelDtype::Float32, 2);
@@ -255,7 +255,7 @@ fn async_steps_match_the_cpu() {
 /// has its own KV cache.
 #[test]
 fn draft_model_drafts_eager_and_replayed() {
-    if !crate::is_selected_by_cursor(1) {
+    if !crate::is_selected_by_cursor(1, crate::SHARDS) {
         return;
     }
     let dense = crate::scheduler_harness::config(ModelDtype::Float32, 2);
@@ -266,7 +266,7 @@ fn draft_model_drafts_eager_and_replayed() {
 /// Runs EAGLE-3 with the generic attention kernels and, in bf16, with the attention kernels for tensor cores.
 #[test]
 fn eagle3_drafts_eager_and_replayed() {
-    if !crate::is_selected_by_cursor(3) {
+    if !crate::is_selected_by_cursor(3, crate::SHARDS) {
         return;
     }
     let dense = crate::scheduler_harness::config(ModelDtype::Float32, 2);
@@ -369,7 +369,7 @@ fn in_replicas(
 /// Replicas that share experts run an equal number of draft passes, even if a replica has no rows.
 #[test]
 fn expert_parallel_replicas_draft_in_lockstep() {
-    if !crate::is_selected_by_cursor(2) {
+    if !crate::is_selected_by_cursor(2, crate::SHARDS) {
         return;
     }
     let single_rank = mtp_drafting(ModelDtype::Float32, 2);
@@ -409,7 +409,7 @@ fn expert_parallel_replicas_draft_in_lockstep() {
 /// including experts of the MTP module. All ranks choose the same draft tokens.
 #[test]
 fn ranks_propose_and_verify_the_same_drafts() {
-    if !crate::is_selected_by_cursor(0) {
+    if !crate::is_selected_by_cursor(0, crate::SHARDS) {
         return;
     }
     let by_states =

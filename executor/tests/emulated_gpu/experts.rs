@@ -184,7 +184,7 @@ fn streamed_in_fp8() {
 /// missing synchronisation changes the outputs.
 #[test]
 fn secondary_stream_is_joined() {
-    if !crate::is_selected_by_cursor(0) {
+    if !crate::is_selected_by_cursor(0, crate::SHARDS) {
         return;
     }
     for lazy in ["1", "2"] {
@@ -199,7 +199,7 @@ fn secondary_stream_is_joined() {
 /// Tests shared experts on one rank, and on two ranks that either split the shared experts or replicate them.
 #[test]
 fn shared_experts_match_the_cpu() {
-    if !crate::is_selected_by_cursor(1) {
+    if !crate::is_selected_by_cursor(1, crate::SHARDS) {
         return;
     }
     let expected = play(&mut SchedulerHarness::with(with_few_slots(shared_expert_model(
@@ -224,7 +224,7 @@ fn shared_experts_match_the_cpu() {
 /// the expert kernel. In fp8, shared experts use stacked weights.
 #[test]
 fn shared_experts_in_half_precision_stay_near() {
-    if !crate::is_selected_by_cursor(3) {
+    if !crate::is_selected_by_cursor(3, crate::SHARDS) {
         return;
     }
     let exact = play(&mut SchedulerHarness::with(with_few_slots(shared_expert_model(

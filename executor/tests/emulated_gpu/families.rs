@@ -50,7 +50,7 @@ fn check(name: &str, fields: &str) {
 
 #[test]
 fn multipliers_match_the_cpu() {
-    if !crate::is_selected_by_cursor(0) {
+    if !crate::is_selected_by_cursor(0, crate::SHARDS) {
         return;
     }
     check(
@@ -62,7 +62,7 @@ fn multipliers_match_the_cpu() {
 
 #[test]
 fn layers_without_rope_match_the_cpu() {
-    if !crate::is_selected_by_cursor(1) {
+    if !crate::is_selected_by_cursor(1, crate::SHARDS) {
         return;
     }
     check("smollm3", r#""architectures": ["SmolLM3ForCausalLM"], "no_rope_layers": [1, 0]"#);
@@ -70,7 +70,7 @@ fn layers_without_rope_match_the_cpu() {
 
 #[test]
 fn full_qk_norm_and_output_norms_match_the_cpu() {
-    if !crate::is_selected_by_cursor(2) {
+    if !crate::is_selected_by_cursor(2, crate::SHARDS) {
         return;
     }
     check("olmo2", r#""architectures": ["Olmo2ForCausalLM"]"#);
@@ -78,7 +78,7 @@ fn full_qk_norm_and_output_norms_match_the_cpu() {
 
 #[test]
 fn attention_temperature_matches_the_cpu() {
-    if !crate::is_selected_by_cursor(3) {
+    if !crate::is_selected_by_cursor(3, crate::SHARDS) {
         return;
     }
     check(
@@ -90,7 +90,7 @@ fn attention_temperature_matches_the_cpu() {
 
 #[test]
 fn partial_rotary_matches_the_cpu() {
-    if !crate::is_selected_by_cursor(0) {
+    if !crate::is_selected_by_cursor(0, crate::SHARDS) {
         return;
     }
     check("phi3", r#""architectures": ["Phi3ForCausalLM"], "partial_rotary_factor": 0.75"#);
@@ -98,7 +98,7 @@ fn partial_rotary_matches_the_cpu() {
 
 #[test]
 fn sandwich_norms_match_the_cpu() {
-    if !crate::is_selected_by_cursor(1) {
+    if !crate::is_selected_by_cursor(1, crate::SHARDS) {
         return;
     }
     check("glm4", r#""architectures": ["Glm4ForCausalLM"], "partial_rotary_factor": 0.5"#);
@@ -106,7 +106,7 @@ fn sandwich_norms_match_the_cpu() {
 
 #[test]
 fn windows_match_the_cpu() {
-    if !crate::is_selected_by_cursor(2) {
+    if !crate::is_selected_by_cursor(2, crate::SHARDS) {
         return;
     }
     check(
@@ -119,7 +119,7 @@ fn windows_match_the_cpu() {
 
 #[test]
 fn two_head_sizes_match_the_cpu() {
-    if !crate::is_selected_by_cursor(3) {
+    if !crate::is_selected_by_cursor(3, crate::SHARDS) {
         return;
     }
     check(
@@ -133,7 +133,7 @@ fn two_head_sizes_match_the_cpu() {
 
 #[test]
 fn shared_keys_and_layer_inputs_match_the_cpu() {
-    if !crate::is_selected_by_cursor(0) {
+    if !crate::is_selected_by_cursor(0, crate::SHARDS) {
         return;
     }
     check(
@@ -148,7 +148,7 @@ fn shared_keys_and_layer_inputs_match_the_cpu() {
 
 #[test]
 fn sinks_and_biased_mxfp4_experts_match_the_cpu() {
-    if !crate::is_selected_by_cursor(1) {
+    if !crate::is_selected_by_cursor(1, crate::SHARDS) {
         return;
     }
     check(
@@ -160,7 +160,7 @@ fn sinks_and_biased_mxfp4_experts_match_the_cpu() {
 
 #[test]
 fn gated_delta_nets_match_the_cpu() {
-    if !crate::is_selected_by_cursor(2) {
+    if !crate::is_selected_by_cursor(2, crate::SHARDS) {
         return;
     }
     check(
@@ -174,7 +174,7 @@ fn gated_delta_nets_match_the_cpu() {
 
 #[test]
 fn gated_shared_experts_match_the_cpu() {
-    if !crate::is_selected_by_cursor(3) {
+    if !crate::is_selected_by_cursor(3, crate::SHARDS) {
         return;
     }
     check(

@@ -19,6 +19,9 @@ mod ranks;
 #[path = "../scheduler_harness/mod.rs"]
 #[allow(dead_code, unused_imports, reason = "shared with the invariance tests")]
 mod scheduler_harness;
+#[path = "../../../tests/support/seed_cursor.rs"]
+#[allow(dead_code, reason = "these tests have shards, but no seeds")]
+mod seed_cursor;
 mod trace;
 
 use executor::{Executor, ExecutorConfig, KvCacheDtype, KvCacheSize, ModelDtype};
@@ -31,6 +34,7 @@ use protocol::{
     TokenLogprobs,
 };
 use scheduler_harness::{HarnessRequest, HarnessRequestChunk, SchedulerHarness, config};
+use seed_cursor::is_selected_by_cursor;
 use std::path::Path;
 use std::time::Duration;
 
@@ -49,14 +53,8 @@ fn warp_sizes() -> Vec<u32> {
     emulated_gpu::warp_sizes("HADRON_EXECUTOR_WAVES")
 }
 
-/// The slowest tests are split into four shards, 0 to 3, of which CI runs one at a time. Returns whether
-/// shard `turn` runs in this test run. A non-zero `HADRON_CURSOR` selects shard `HADRON_CURSOR` modulo 4; if
-/// the variable is unset or 0, all shards run.
-#[allow(clippy::disallowed_methods, reason = "CI selects the tests of a run")]
-fn is_selected_by_cursor(turn: u64) -> bool {
-    let cursor = std::env::var("HADRON_CURSOR").ok().map_or(0, |text| text.parse().unwrap());
-    cursor == 0 || cursor % 4 == turn
-}
+/// Number of shards into which the slowest tests are split, of which CI runs one at a time.
+const SHARDS: u64 = 4;
 
 /// Reduces the number of sequence slots and the step size, because the emulator executes every GPU thread on
 /// the CPU.
@@ -411,7 +409,7 @@ fn overdue_bitmasks_delay_rows_without_changes() {
 
 #[test]
 fn bf16_replay_equals_eager() {
-    if !is_selected_by_cursor(2) {
+    if !is_selected_by_cursor(2, SHARDS) {
         return;
     }
     for (what, of) in models(ModelDtype::Bfloat16) {
@@ -429,7 +427,7 @@ fn bf16_replay_equals_eager() {
 /// f16 has eight times finer rounding steps than bf16, so f16 results are near the f32 results of the CPU.
 #[test]
 fn f16_replay_equals_eager_and_is_near_f32() {
-    if !is_selected_by_cursor(3) {
+    if !is_selected_by_cursor(3, SHARDS) {
         return;
     }
     for ((what, of), (_, exact)) in
@@ -449,7 +447,7 @@ fn f16_replay_equals_eager_and_is_near_f32() {
 /// fp8 KV cache.
 #[test]
 fn fp8_weights_and_cache_run_and_replay() {
-    if !is_selected_by_cursor(0) {
+    if !is_selected_by_cursor(0, SHARDS) {
         return;
     }
     check_fp8("dense", |dtype| config(dtype, 2));
@@ -458,7 +456,7 @@ fn fp8_weights_and_cache_run_and_replay() {
 /// Tests fp8 experts with many tokens per expert (prompt chunks) and with few (decode steps).
 #[test]
 fn fp8_experts_run_and_replay() {
-    if !is_selected_by_cursor(1) {
+    if !is_selected_by_cursor(1, SHARDS) {
         return;
     }
     check_fp8("experts", moe_model);
@@ -468,7 +466,7 @@ fn fp8_experts_run_and_replay() {
 /// and with block-wise weight scales and power-of-two activation scales.
 #[test]
 fn fp8_activation_scales_run_on_emulated_gpus() {
-    if !is_selected_by_cursor(2) {
+    if !is_selected_by_cursor(2, SHARDS) {
         return;
     }
     /// Function that returns the executor configuration of a test model with the given element type.

@@ -145,7 +145,7 @@ fn check_no_allocation(config: ExecutorConfig, what: &str) {
 /// Steps without a graph are launched eagerly and sample the same tokens.
 #[test]
 fn captured_graphs_without_memory_are_skipped() {
-    if !crate::is_selected_by_cursor(1) {
+    if !crate::is_selected_by_cursor(1, crate::SHARDS) {
         return;
     }
     for (each, name) in

@@ -164,7 +164,7 @@ fn library_all_reduce_gives_the_same_tokens() {
 /// the all-reduce of NCCL or RCCL.
 #[test]
 fn tp_in_f16_stays_near_f32() {
-    if !crate::is_selected_by_cursor(3) {
+    if !crate::is_selected_by_cursor(3, crate::SHARDS) {
         return;
     }
     let expected =
