@@ -50,9 +50,9 @@ impl KvConfig {
     /// Validates the configuration.
     ///
     /// Errors: an empty pool, blocks without tokens, a hash size outside 1 to 64 bits, a number of KV cache
-    /// groups outside 1 to 255, groups out of order, a window without tokens, state groups without a group that
-    /// keeps all positions, a state group with blocks, without bytes or with several slots per request, or a number
-    /// of state slots that does not fit the groups.
+    /// groups outside 1 to 255, groups out of order, a window without tokens, a group whose blocks have no bytes,
+    /// state groups without a group that keeps all positions, a state group with blocks, without bytes or with
+    /// several slots per request, or a number of state slots that does not fit the groups.
     pub fn validate(&self) -> Result<(), KvConfigError> {
         let (block_tokens, groups) = (self.spec.block_tokens, self.spec.groups.len());
         if self.blocks == 0 {
@@ -71,6 +71,10 @@ impl KvConfig {
         let is_empty = |group: &KvGroup| group.kind.window() == Some(0);
         if let Some(group) = self.spec.groups.iter().position(is_empty) {
             return Err(KvConfigError::EmptyWindow { group });
+        }
+        let has_no_bytes = |group: &KvGroup| !group.kind.is_state() && group.bytes_per_block == 0;
+        if let Some(group) = self.spec.groups.iter().position(has_no_bytes) {
+            return Err(KvConfigError::NoBlockBytes { group });
         }
         if !(1..=64).contains(&self.hash_bits) {
             return Err(KvConfigError::HashBits { bits: self.hash_bits });
@@ -168,6 +172,12 @@ pub enum KvConfigError {
         /// Smallest valid number; 0 = the model has no state groups, and no slots are valid.
         needed: u32,
     },
+    /// The blocks of a group have no bytes.
+    #[error("KV group {group} has 0 bytes per block, only state groups may")]
+    NoBlockBytes {
+        /// Index of the group.
+        group: usize,
+    },
     /// A window has no tokens.
     #[error("the window of KV group {group} has no tokens")]
     EmptyWindow {
@@ -215,6 +225,9 @@ mod tests {
         window.spec.groups.swap(0, 1);
         window.spec.groups[1].kind = KvKind::Window { tokens: 0 };
         assert_eq!(window.validate(), Err(KvConfigError::EmptyWindow { group: 1 }));
+        let mut no_bytes = config(1, 1, 2, 1);
+        no_bytes.spec.groups[1].bytes_per_block = 0;
+        assert_eq!(no_bytes.validate(), Err(KvConfigError::NoBlockBytes { group: 1 }));
     }
 
     /// Returns a configuration with a full group, a window group and a group of the kind `kind`.

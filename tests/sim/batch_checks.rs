@@ -65,6 +65,11 @@ impl BatchChecker {
         self.check_writers(batch, config)
     }
 
+    /// Block tables of all groups of the request to which a row belongs.
+    pub(crate) fn block_tables(&self, row: &BatchRow) -> &[Vec<BlockId>] {
+        &self.block_tables[row.seq_slot.0 as usize]
+    }
+
     fn check_row(
         &mut self,
         row: &BatchRow,

@@ -147,6 +147,11 @@ impl SimWorld {
             let client = &clients[row.request.0 as usize - 1];
             RequestLengthLimits { max_len: client.limit(), forwarded_len: client.forwarded_limit() }
         })?;
+        let (pool_blocks, given) =
+            (self.scheduler.kv(replica).counts().pool, replica_state.kv_bytes);
+        replica_state.batch_checker.check_memory(&batch, &self.config, pool_blocks, given)?;
+        self.counts.mla_rows += if self.config.has_mla() { rows } else { 0 };
+        self.counts.unequal_block_rows += if self.config.block_bytes_differ() { rows } else { 0 };
         self.check_service_order(index, &batch)?;
         self.check_prefix_hits(index, &batch)?;
         let grammars = self.grammars_for(&batch)?;

@@ -6,6 +6,7 @@ use crate::executor::{CompletedStep, SimExecutor};
 use crate::executor_watch::ExecutorLivenessEvent;
 use crate::hash_model::text::avalanche;
 use crate::invariant::{CheckResult, InvariantViolation};
+use crate::kv_memory::blocks_in;
 use crate::world::{SimReplica, SimWorld, replica_changes};
 use protocol::{BatchRow, Replica, RowError, RowOutput, Token};
 use scheduler::SchedulerEvent;
@@ -196,8 +197,10 @@ impl SimWorld {
             return;
         }
         self.trace.record(self.now_ms, "ready", &[replica as u64]);
-        let blocks = self.draw_restored_pool_size();
-        self.replicas[replica].blocks = blocks;
+        let fitting = self.draw_restored_pool_size();
+        let bytes = self.config.kv_memory.pool_bytes(fitting);
+        let blocks = blocks_in(&self.config.scheduler.kv.spec, bytes);
+        self.replicas[replica].set_kv_memory(blocks, bytes);
         self.replicas[replica].announced_incarnation = self.replicas[replica].incarnation;
         if self.rng.chance_per_mille(self.config.faults.fail_again) {
             let incarnation = self.replicas[replica].incarnation;

@@ -1,4 +1,4 @@
-//! Violations of invariants. The names (`I1` to `I22`, and names of guarantees such as `F25`) are defined in
+//! Violations of invariants. The names (`I1` to `I24`, and names of guarantees such as `F25`) are defined in
 //! the module comments of `tests/sim`.
 
 /// Name of the violated invariant, and a description of the violation.

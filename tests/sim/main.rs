@@ -6,7 +6,7 @@
 //! `request_generator` draw the configuration and the requests, `world` advances the clock, `client_arrivals`
 //! and `executor_faults` produce events, `link_faults` breaks links, `process_pause` pauses the engine,
 //! `effects` applies the scheduler's effects and `final_checks` checks the end. Invariants are checked in
-//! `batch_checks`, `service_checks`, `client`, `index_mirror`, `client_ids`, `subscriber` and
+//! `batch_checks`, `kv_memory`, `service_checks`, `client`, `index_mirror`, `client_ids`, `subscriber` and
 //! `executor_watch`.
 
 #[path = "../support/hash_model.rs"]
@@ -30,6 +30,7 @@ mod index_mirror;
 mod injected_faults;
 mod introspection;
 mod invariant;
+mod kv_memory;
 mod link_faults;
 mod mask_worker;
 mod process_pause;

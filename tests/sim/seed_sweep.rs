@@ -130,6 +130,8 @@ impl AddAssign for SimCounts {
         self.missed_hits += other.missed_hits;
         self.forks += other.forks;
         self.resumed_states += other.resumed_states;
+        self.mla_rows += other.mla_rows;
+        self.unequal_block_rows += other.unequal_block_rows;
         self.stored += other.stored;
         self.removed += other.removed;
         self.lifetimes += other.lifetimes;

@@ -1,5 +1,6 @@
 //! Configuration of a simulation, drawn from its seed: sizes, limits, load, and fault rates.
 
+use crate::kv_memory::SimKvMemory;
 use crate::rng::SimRng;
 use protocol::{KvGroup, KvKind, KvSpec};
 use scheduler::{KvConfig, LifetimeSampleRate, RoutingPolicy, SchedulerConfig, SchedulerLimits};
@@ -33,6 +34,8 @@ pub(crate) struct SimConfig {
     pub(crate) coupled_steps: bool,
     /// Whether executors send heartbeats and are declared failed by timeout.
     pub(crate) watch_heartbeats: bool,
+    /// Memory of a replica's KV cache.
+    pub(crate) kv_memory: SimKvMemory,
 }
 
 /// Number, sizes, kinds and arrival rate of the requests. Fields called rates are numbers per 1000 requests.
@@ -171,6 +174,7 @@ impl SimConfig {
             faults: FaultRates::draw(rng),
             coupled_steps: false,
             watch_heartbeats: false,
+            kv_memory: SimKvMemory::default(),
         }
     }
 

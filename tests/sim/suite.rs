@@ -75,6 +75,7 @@ fn million_steps_keep_all_invariants() {
         counts.false_suspicions,
         counts.shared_client_ids,
         counts.aborts_by_client_id,
+        counts.mla_rows,
     ];
     assert!(happened.iter().all(|&count| count >= FAULTS_MIN), "too few faults: {counts:?}");
 }
@@ -131,6 +132,8 @@ fn window_groups_keep_all_invariants() {
         counts.overdue_masks,
         counts.shifted_rows,
         counts.missed_hits,
+        counts.mla_rows,
+        counts.unequal_block_rows,
     ];
     assert!(happened.iter().all(|&count| count >= FAULTS_MIN), "too few faults: {counts:?}");
 }
@@ -160,6 +163,8 @@ fn state_groups_keep_all_invariants() {
         counts.missed_hits,
         counts.forks,
         counts.resumed_states,
+        counts.mla_rows,
+        counts.unequal_block_rows,
     ];
     assert!(happened.iter().all(|&count| count >= FAULTS_MIN), "too few faults: {counts:?}");
 }

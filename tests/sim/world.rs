@@ -13,6 +13,7 @@ use crate::fault_injector::{FaultInjector, InjectedFault};
 use crate::index_mirror::IndexMirror;
 use crate::introspection::is_free;
 use crate::invariant::{CheckResult, ensure};
+use crate::kv_memory::MEMORY_DRAWS_STREAM;
 use crate::process_pause::{PROCESS_PAUSES_MAX, ProcessPause};
 use crate::rng::SimRng;
 use crate::sim_config::{
@@ -57,6 +58,8 @@ pub(crate) struct SimReplica {
     pub(crate) stale_outputs: u64,
     /// Number of KV blocks that the executors allocated.
     pub(crate) blocks: u32,
+    /// Bytes that the executors gave to the KV blocks.
+    pub(crate) kv_bytes: u64,
     /// For each block, by id: whether the block was neither referenced nor cached after the last tick.
     free_blocks: Vec<bool>,
     /// For each slot of each state group: whether the slot was neither referenced nor a checkpoint after the last
@@ -65,8 +68,14 @@ pub(crate) struct SimReplica {
 }
 
 impl SimReplica {
-    fn new(blocks: u32) -> Self {
-        Self { blocks, ..Self::default() }
+    fn new(config: &SimConfig) -> Self {
+        let blocks = config.scheduler.kv.blocks;
+        Self { blocks, kv_bytes: config.kv_memory.pool_bytes(blocks), ..Self::default() }
+    }
+
+    /// Sets the KV pool of new executors.
+    pub(crate) fn set_kv_memory(&mut self, blocks: u32, bytes: u64) {
+        (self.blocks, self.kv_bytes) = (blocks, bytes);
     }
 }
 
@@ -86,6 +95,10 @@ pub(crate) struct SimCounts {
     pub(crate) forks: u64,
     /// Number of requests that resumed from a checkpoint of recurrent state.
     pub(crate) resumed_states: u64,
+    /// Number of rows of models with MLA groups.
+    pub(crate) mla_rows: u64,
+    /// Number of rows of models whose groups store different numbers of bytes per block.
+    pub(crate) unequal_block_rows: u64,
     pub(crate) stored: u64,
     pub(crate) removed: u64,
     pub(crate) lifetimes: u64,
@@ -200,14 +213,13 @@ impl SimWorld {
         let mut config = draw(&mut rng);
         let mut late_rng = SimRng::new(seed ^ LATE_DRAWS_STREAM);
         config.draw_late_additions(&mut late_rng);
+        config.draw_kv_memory(&mut SimRng::new(seed ^ MEMORY_DRAWS_STREAM));
         let scheduler = Scheduler::new(config.scheduler.clone()).expect("a valid configuration");
         let mut trace = SimTrace::new(readable);
         trace.line(|| format!("seed {seed}: {config:#?}"));
         let mut world = Self {
             crashes_left: config.faults.max_crashes,
-            replicas: (0..config.scheduler.replicas)
-                .map(|_| SimReplica::new(config.scheduler.kv.blocks))
-                .collect(),
+            replicas: (0..config.scheduler.replicas).map(|_| SimReplica::new(&config)).collect(),
             scheduler,
             fault_injector: FaultInjector::new(fault),
             config,
