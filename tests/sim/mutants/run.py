@@ -118,7 +118,7 @@ def write_page(path, rows):
         f"- {datetime.date.today()}, `just mutants` (`tests/sim/mutants/run.py`, which writes this page), of the tree committed with it.",
         "- *edge*: `tests/sim/fault_injector.rs` alters what the scheduler receives and returns, at every `cargo test` (`just canary`).",
         "- *patch*: a file `NAME.patch` in `tests/sim/mutants` is applied to a copy of the tree. `tests/tidy` checks that each still applies.",
-        "- Seeds from 1,000,000,000 on are worlds of one lockstep group, those from 3,000,000,000 on worlds with window groups; the others run from seed 0.",
+        "- Seeds from 1,000,000,000 on are worlds of one lockstep group, those from 3,000,000,000 on worlds with window groups, those from 4,000,000,000 on worlds with state groups; the others run from seed 0.",
         "",
         "| fault | | what it does | seed | first thing noticed |",
         "|---|---|---|--:|---|",
