@@ -21,6 +21,7 @@ mod half_closed;
 mod harmony;
 pub(crate) mod host_faults;
 mod hostile_subscribers;
+mod hybrid_restarts;
 mod kv_events;
 mod limits;
 pub(crate) mod malformed;
