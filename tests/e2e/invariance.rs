@@ -20,8 +20,9 @@ use scheduler::{
     FinishReason, KvConfig, RequestSubmission, Scheduler, SchedulerConfig, SchedulerEffect,
     SchedulerEvent, SchedulerLimits, SchedulerStats, SpecDecodeStats, TokenEvent,
 };
+use serde_json::json;
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::mpsc::channel;
 use text::Tokenizer;
@@ -47,8 +48,22 @@ pub(crate) struct EngineTestConfig {
     pub(crate) drafts: u8,
     /// Whether the model itself is the draft model; otherwise the n-gram proposer is used.
     pub(crate) uses_draft_model: bool,
-    /// Whether every second layer of the model has a sliding window, so that the model has two KV groups.
-    pub(crate) windows: bool,
+    /// The model that runs.
+    pub(crate) model: EngineTestModel,
+    /// Distance of the checkpoints of recurrent state in tokens.
+    pub(crate) state_checkpoint_tokens: u32,
+}
+
+/// Models that the engine runs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum EngineTestModel {
+    /// The demo model.
+    Demo,
+    /// The demo model with a sliding window in every second layer, so that it has two KV groups.
+    DemoWithWindows,
+    /// A model with gated delta nets in two of three layers and synthetic weights. It has the vocabulary of the demo
+    /// model.
+    Recurrent,
 }
 
 /// Baseline configuration: runs one request after another, without batching, caching or draft tokens.
@@ -60,10 +75,11 @@ pub(crate) const SEQUENTIAL: EngineTestConfig = EngineTestConfig {
     steps_in_flight: 1,
     drafts: 0,
     uses_draft_model: false,
-    windows: false,
+    model: EngineTestModel::Demo,
+    state_checkpoint_tokens: 8_192,
 };
 
-/// Window of every second layer, with `EngineTestConfig::windows`.
+/// Window of every second layer of `EngineTestModel::DemoWithWindows`.
 pub(crate) const WINDOW: usize = 40;
 
 /// Output tokens and log-probabilities of each request.
@@ -86,9 +102,30 @@ pub(crate) fn model() -> ModelConfig {
 /// Returns the model that a run serves.
 fn model_of(world: EngineTestConfig) -> ModelConfig {
     let model = model();
-    let windowed = (0..model.layers).map(|layer| layer % 2 == 0).collect();
-    let attention = LayerAttentionConfig { window: WINDOW, windowed, rope: None };
-    ModelConfig { layer_attention: world.windows.then_some(attention), ..model }
+    match world.model {
+        EngineTestModel::Demo => model,
+        EngineTestModel::DemoWithWindows => {
+            let windowed = (0..model.layers).map(|layer| layer % 2 == 0).collect();
+            let attention = LayerAttentionConfig { window: WINDOW, windowed, rope: None };
+            ModelConfig { layer_attention: Some(attention), ..model }
+        }
+        EngineTestModel::Recurrent => recurrent_model(model.vocab),
+    }
+}
+
+/// Returns a model of two gated delta nets and a layer with attention.
+fn recurrent_model(vocab: usize) -> ModelConfig {
+    let config = json!({
+        "architectures": ["Qwen3_5ForCausalLM"], "model_type": "qwen3_5_text", "vocab_size": vocab,
+        "hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "head_dim": 32, "intermediate_size": 96, "hidden_act": "silu",
+        "rms_norm_eps": 1e-6, "rope_theta": 10000.0, "max_position_embeddings": MAX_MODEL_LEN,
+        "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 16,
+        "linear_value_head_dim": 16, "linear_conv_kernel_dim": 4,
+        "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+        "tie_word_embeddings": true, "torch_dtype": "float32"
+    });
+    ModelConfig::from_json(Path::new("config.json"), &config.to_string()).unwrap()
 }
 
 fn folder() -> PathBuf {
@@ -245,7 +282,7 @@ pub(crate) fn executor(world: EngineTestConfig, epoch: Epoch) -> Executor {
             model_dir: folder(),
             draft_model_dir: world.uses_draft_model.then(folder),
             config_overrides: None,
-            synth_seed: None,
+            synth_seed: (world.model == EngineTestModel::Recurrent).then_some(5),
             device: protocol::DeviceKind::Cpu,
             gpus: Vec::new(),
             libraries: None,
@@ -282,6 +319,14 @@ pub(crate) fn executor(world: EngineTestConfig, epoch: Epoch) -> Executor {
     executor
 }
 
+/// Returns the configuration of the KV cache for an executor of `executor(world, …)`.
+pub(crate) fn kv_config(world: EngineTestConfig, executor: &Executor) -> KvConfig {
+    let spec = executor.kv_spec().clone();
+    let state_slots = spec.state_slots(world.requests_running);
+    let caching = world.caching;
+    KvConfig { caching, state_slots, ..KvConfig::new(spec, world.blocks, [1, 2]) }
+}
+
 fn run(world: EngineTestConfig, grammar: &CompiledGrammar) -> RunOutputs {
     let mut sessions = ConstrainedSessions {
         grammar,
@@ -298,10 +343,10 @@ fn run(world: EngineTestConfig, grammar: &CompiledGrammar) -> RunOutputs {
         steps_in_flight: world.steps_in_flight,
         draft_tokens: world.drafts,
         needs_token_history: world.drafts > 0 && !world.uses_draft_model,
+        state_checkpoint_tokens: world.state_checkpoint_tokens,
         ..SchedulerLimits::cpu(MAX_MODEL_LEN, vocab)
     };
-    let mut kv = KvConfig::new(executor.kv_spec().clone(), world.blocks, [1, 2]);
-    kv.caching = world.caching;
+    let kv = kv_config(world, &executor);
     let mut engine = Scheduler::new(SchedulerConfig::new(limits, kv)).unwrap();
     assert_eq!(engine.epoch(Replica(0)), Epoch(1), "the executor's");
     let submits =
@@ -417,7 +462,7 @@ fn scheduler_decisions_change_no_output_bit() {
 #[test]
 fn decisions_with_windows_change_no_output_bit() {
     let grammar = grammar();
-    let alone = EngineTestConfig { windows: true, ..SEQUENTIAL };
+    let alone = EngineTestConfig { model: EngineTestModel::DemoWithWindows, ..SEQUENTIAL };
     let baseline = run(alone, &grammar);
     assert_ne!(baseline.outputs, run(SEQUENTIAL, &grammar).outputs, "the windows have an effect");
     let together = EngineTestConfig { requests_running: 32, ..alone };

@@ -3,18 +3,18 @@
 
 use super::generated_requests::GeneratedRequest;
 use crate::invariance::{
-    EngineTestConfig, MAX_MODEL_LEN, draft_bitmasks, drafts_of, executor, model,
+    EngineTestConfig, MAX_MODEL_LEN, draft_bitmasks, drafts_of, executor, kv_config, model,
 };
 use crate::rng::SimRng;
 use executor::{Executor, ExecutorError, TokenBitmaskSource};
 use grammar::{CompiledGrammar, GrammarSession};
 use protocol::{
-    Batch, BitmaskRow, Replica, RequestId, StepDrafts, StepId, StepOutput, Token, TokenBitmask,
-    TokenLogprobs,
+    Batch, BitmaskRow, Replica, RequestId, StateSlotAccess, StepDrafts, StepId, StepOutput, Token,
+    TokenBitmask, TokenLogprobs,
 };
 use scheduler::{
-    AbortCause, ExecutorFailure, FinishReason, KvConfig, Scheduler, SchedulerConfig,
-    SchedulerEffect, SchedulerEvent, SchedulerLimits, TokenEvent,
+    AbortCause, ExecutorFailure, FinishReason, Scheduler, SchedulerConfig, SchedulerEffect,
+    SchedulerEvent, SchedulerLimits, TokenEvent,
 };
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Add;
@@ -62,6 +62,8 @@ pub(super) struct MixCounts {
     pub(super) steps: u64,
     pub(super) preemptions: u64,
     pub(super) cached_tokens: u64,
+    /// Number of rows that wrote another state slot than the one that they read.
+    pub(super) forks: u64,
     pub(super) accepted: u64,
     /// Number of clients that disconnected before the end.
     pub(super) disconnects: u64,
@@ -83,6 +85,7 @@ impl Add for MixCounts {
             steps: self.steps + other.steps,
             preemptions: self.preemptions + other.preemptions,
             cached_tokens: self.cached_tokens + other.cached_tokens,
+            forks: self.forks + other.forks,
             accepted: self.accepted + other.accepted,
             disconnects: self.disconnects + other.disconnects,
             executor_failures: self.executor_failures + other.executor_failures,
@@ -198,11 +201,11 @@ pub(super) fn run(
         mixed_batches: mix.mixed,
         draft_tokens: world.drafts,
         needs_token_history: world.drafts > 0 && !world.uses_draft_model,
+        state_checkpoint_tokens: world.state_checkpoint_tokens,
         ..SchedulerLimits::cpu(MAX_MODEL_LEN, model().vocab as u32)
     };
     let first = executor(world, protocol::Epoch(1));
-    let mut kv = KvConfig::new(first.kv_spec().clone(), world.blocks, [1, 2]);
-    kv.caching = world.caching;
+    let kv = kv_config(world, &first);
     let mut run = MixRun {
         requests: asked,
         mix,
@@ -309,6 +312,9 @@ impl MixRun<'_> {
 
     fn step(&mut self, batch: &Batch, tick: u64) {
         self.counts.steps += 1;
+        let forks = |slots: &StateSlotAccess| slots.read.is_some_and(|read| read != slots.write);
+        let rows = batch.rows.iter().filter(|row| row.state_slots.iter().any(forks));
+        self.counts.forks += rows.count() as u64;
         let masked = (0..).zip(&batch.rows).filter(|(_, row)| row.masked);
         for (index, row) in masked {
             let late = self.is_mask_overdue(row.request, tick);

@@ -2,14 +2,14 @@
 //! requests, disconnects, preemptions and executor failures occur, the output of each request is
 //! bit-identical to its output when it runs alone.
 //!
-//! The oracle is a run of each request alone on the demo model in f32, with an empty cache and no faults. A
+//! The oracle is a run of each request alone on the same model in f32, with an empty cache and no faults. A
 //! failure prints its seed.
 
 mod generated_requests;
 mod mix_runner;
 
 use crate::invariance::{
-    BLOCK, EngineTestConfig, MAX_MODEL_LEN, SEQUENTIAL, WINDOW, compile, model,
+    BLOCK, EngineTestConfig, EngineTestModel, MAX_MODEL_LEN, SEQUENTIAL, WINDOW, compile, model,
 };
 use crate::rng::SimRng;
 use generated_requests::{GeneratedRequest, generate, specs};
@@ -17,9 +17,14 @@ use grammar::CompiledGrammar;
 use mix_runner::{MixConfig, MixCounts, MixFaultRates, RequestOutput, run};
 use protocol::KvKind;
 use scheduler::{AbortCause, FinishReason};
+use std::ops::Range;
 
 /// Number of seeds of every test run.
 const SEEDS: u64 = 8;
+/// First seed of runs of a model with recurrent states.
+const RECURRENT_SEEDS_FROM: u64 = 1_000_000_000;
+/// Seeds of every test run of a model with recurrent states. Some of them preempt a request, as about one seed in twenty.
+const RECURRENT_SEEDS: Range<u64> = RECURRENT_SEEDS_FROM + 100..RECURRENT_SEEDS_FROM + 120;
 
 /// Draws the engine limits and fault rates of one run.
 fn random_mix(rng: &mut SimRng) -> MixConfig {
@@ -32,7 +37,7 @@ fn random_mix(rng: &mut SimRng) -> MixConfig {
         steps_in_flight: rng.pick(&[1, 2, 3]),
         drafts,
         uses_draft_model: drafts > 0 && rng.chance_per_mille(500),
-        windows: false,
+        ..SEQUENTIAL
     };
     let faults = MixFaultRates {
         overdue_masks: if rng.chance_per_mille(500) { rng.pick(&[50, 300]) } else { 0 },
@@ -41,8 +46,8 @@ fn random_mix(rng: &mut SimRng) -> MixConfig {
     };
     let tokens_per_chunk = rng.chance_per_mille(300).then(|| rng.pick(&[16, 33, 64]));
     let mixed = !rng.chance_per_mille(150);
-    world.windows = rng.chance_per_mille(400);
-    if world.windows {
+    if rng.chance_per_mille(400) {
+        world.model = EngineTestModel::DemoWithWindows;
         // The blocks that a request holds in the KV group of the windows.
         let window = KvKind::Window { tokens: WINDOW as u32 };
         world.blocks += window.blocks_of_request(MAX_MODEL_LEN, 3 * world.tokens_per_step, BLOCK);
@@ -50,14 +55,26 @@ fn random_mix(rng: &mut SimRng) -> MixConfig {
     MixConfig { setting: world, tokens_per_chunk, mixed, faults }
 }
 
+/// Draws the engine limits and fault rates of one run of a model with recurrent states, which has no draft model.
+fn random_recurrent_mix(rng: &mut SimRng) -> MixConfig {
+    let mut mix = random_mix(rng);
+    mix.setting.model = EngineTestModel::Recurrent;
+    mix.setting.uses_draft_model = false;
+    // The model has one group with blocks, unlike models with windows, for which `random_mix` draws larger pools.
+    mix.setting.blocks = rng.pick(&[32, 33, 40, 400]);
+    mix.setting.state_checkpoint_tokens = rng.pick(&[16, 48, 80, 8_192]);
+    mix
+}
+
 /// Generates requests from a seed, runs them one after another without faults and concurrently with faults,
 /// and compares the outputs.
 fn run_seed(seed: u64, grammars: &[CompiledGrammar]) -> MixCounts {
     let mut rng = SimRng::new(seed);
     let asked = generate(&mut rng, model().vocab as u32);
-    let mix = random_mix(&mut rng);
+    let draw = if seed < RECURRENT_SEEDS_FROM { random_mix } else { random_recurrent_mix };
+    let mix = draw(&mut rng);
     let calm = MixConfig {
-        setting: EngineTestConfig { windows: mix.setting.windows, ..SEQUENTIAL },
+        setting: EngineTestConfig { model: mix.setting.model, ..SEQUENTIAL },
         tokens_per_chunk: None,
         mixed: true,
         faults: MixFaultRates::default(),
@@ -110,6 +127,29 @@ fn output_is_independent_of_concurrent_requests() {
     let happened = [
         met.preemptions,
         met.cached_tokens,
+        met.accepted,
+        met.disconnects,
+        met.executor_failures,
+        met.overdue_masks,
+        met.masked,
+        met.ended_early,
+        met.scored,
+    ];
+    assert!(happened.iter().all(|&count| count > 0), "too little happened: {met:?}");
+}
+
+/// As `output_is_independent_of_concurrent_requests`, for a model whose requests resume from checkpoints of recurrent
+/// states, which later rows of other requests must not change.
+#[test]
+fn recurrent_output_is_independent_of_other_requests() {
+    let grammars = compile(specs());
+    let add = |met, number| met + run_seed(number, &grammars);
+    let met = RECURRENT_SEEDS.fold(MixCounts::default(), add);
+    println!("{met:?}");
+    let happened = [
+        met.preemptions,
+        met.cached_tokens,
+        met.forks,
         met.accepted,
         met.disconnects,
         met.executor_failures,
