@@ -99,8 +99,8 @@ fn group_hits(group: &KvGroupHitStats) -> Value {
     json!({
         "kind": group.kind.name(),
         "offered": group.offered,
-        "given": group.given,
-        "missed": group.missed,
+        "hits": group.given,
+        "misses": group.missed,
     })
 }
 

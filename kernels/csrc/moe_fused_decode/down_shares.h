@@ -16,7 +16,7 @@ DEV bool next_pass(DownWork& m) {
     const ExpertSegment& first = m.sorted->segments[at / of_expert];
     u32 last = (m.at - 1) / of_expert;
     const auto rows_to = [&](u32 segment) { return m.sorted->segments[segment].first + m.sorted->segments[segment].rows - first.first; };
-    while (rows_to(last) > ROWS) --last;
+    while (last > at / of_expert && rows_to(last) > ROWS) --last;
     const u32 end = (last + 1) * of_expert;
     if (m.at > end) m.at = end, m.strips = end - at;
     m.first_row = first.first, m.rows = rows_to(last);

@@ -11,7 +11,7 @@
 //   projection increments `counts`, see moe_route also for `slots`
 //   -DFP8=1    W in fp8 with `scales`, as in moe_grouped_gemm_tma; -DWEIGHTS_MXFP4=1, -DBIASED=1: likewise
 //   -DWIDE_TILE=1   twice as many lines per tile. -DTILE_ROWS=n  rows of x per tile, at least the number of
-//              tokens, or of choices in the down projection
+//              tokens, or of choices in the down projection, with EQUAL_SHARES of choices of one expert
 //   -DEQUAL_SHARES=1  with GATED=0: strips of all experts are divided equally among blocks, which leave expert outputs in
 //              `expert_outputs` f32 [places, N], and count in `finished` u32 [N / 16] (zero) how many experts of a strip
 //              have finished
@@ -19,7 +19,7 @@
 //              the parts in f32, so that the order of additions differs
 //   -DROUTES=0 choices are inputs: experts i32 and weights f32, [tokens * top_k]
 // A place is an index in the list of the choices of this rank, sorted by ascending expert. Grid, block,
-// shared memory, order of additions and rounding: as moe_grouped_gemm_tma; the weighted sum is in f32, over
+// shared memory, order of additions (except with K_PARTS) and rounding: as moe_grouped_gemm_tma; the weighted sum is in f32, over
 // ascending experts, rounded once.
 //
 // Roofline: N K weights per active expert over memory bandwidth.

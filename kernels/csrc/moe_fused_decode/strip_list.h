@@ -1,5 +1,5 @@
-// moe_fused_decode/strip_list.h - the strips (16 packed rows of W each) of all active experts as one list, of which every
-// block processes an equal number of consecutive strips. A pass may include strips of several experts.
+// moe_fused_decode/strip_list.h - the strips (16 packed rows of W each) of all active experts as one list (stream-K), of which
+// every block processes an equal number of consecutive strips. A pass may include strips of several experts.
 #pragma once
 #include "moe_fused_decode/sort_choices.h"
 #include "moe_grouped_gemm_tma/roles.h"

@@ -1,5 +1,5 @@
 // moe_grouped_gemm_tma/roles.h - warp roles of a block: consumer warps multiply, one producer warp copies weights, two
-// producer warps gather rows of x. All iterate over the same passes, which the type `Work` (BlockWorkCursor, GateUpWork
+// producer warps gather rows of x. All iterate over the same passes, which the type `Work` (BlockWorkCursor, StripListWork
 // or DownCombineWork) defines:
 //
 //   next_pass(work)    advances to the first pass, then to the next; false after the last
@@ -109,8 +109,8 @@ DEV u32 k_part() { return K_PARTS > 1 ? warp_id() / 4 / LINE_GROUPS : 0; }
 #  else
 #    include "moe_grouped_gemm_tma/multiply_mxfp4.h"
 #  endif
-// Returns whether this warpgroup has strips in a pass of `strips` strips. Only few rows of x ask, in MXFP4: a branch around the
-// WGMMAs of more rows makes them 3 % slower.
+// Returns whether this warpgroup has strips in a pass of `strips` strips. Checked only in MXFP4 tiles of at most 16 rows: a
+// branch around the WGMMAs makes larger tiles 3 % slower.
 DEV bool has_strips(u32 strips) { return !WEIGHTS_MXFP4 || ROWS > 16 || strip_of_sums(0) / 4 * 4 < strips; }
 
 // Computes the products of a pass over all K columns, stage by stage; with K_PARTS over the stages of the part of K of this

@@ -37,7 +37,7 @@ pub(super) enum RoutingSource<'a> {
 
 /// Returns the tile for `rows` rows of x and `strips` strips of W per block. With weights that are converted in
 /// registers, unused tile rows take as much time as used rows, so the smallest sufficient tile is selected. With few
-/// strips, the warpgroups of MXFP4 weights multiply parts of K.
+/// strips, which are one pass, the warpgroups of MXFP4 weights multiply parts of K.
 fn tile_of(weights: TmaWeights, rows: usize, strips: usize) -> GroupedGemmTile {
     if weights == TmaWeights::Half {
         return TILE_SMALL;

@@ -287,6 +287,11 @@ fn packed_mxfp4_experts_agree_with_the_cpu() {
             (expert_sizes(96, 160, 9, 2), 40),
             (expert_sizes(160, 64, 3, 2), 150),
             (expert_sizes(2880, 96, 3, 2), 2),
+            // Blocks with several passes, of experts whose tokens do not fit into one tile together; with 64 rows per tile.
+            (expert_sizes(2880, 96, 5, 4), 16),
+            (expert_sizes(2880, 96, 5, 2), 20),
+            // Halves of K in the gate and up projection.
+            (expert_sizes(64, 1440, 3, 2), 2),
         ] {
             let mut numbers = pair.numbers(9);
             let case = MoeCase::mxfp4(pair, &mut numbers, sizes, tokens, |parts, gated| {
@@ -300,7 +305,7 @@ fn packed_mxfp4_experts_agree_with_the_cpu() {
     }
 }
 
-/// Outputs are zero, also of a token without an expert on this rank, if no token has an expert on this rank.
+/// A token without an expert on this rank gets zeros, also if no token has one.
 #[test]
 fn packed_mxfp4_experts_of_other_ranks_give_zeros() {
     for pair in &pairs() {

@@ -101,8 +101,8 @@ fn checkpoint_interval_limits_prefix_hits() {
         assert_eq!(shorter.cached, json!(cached), "{interval}");
         // Five blocks of 16 tokens are cached in the group with attention.
         let expected = json!([
-            {"kind": "full_attention", "offered": 80, "given": cached, "missed": 0},
-            {"kind": "recurrent_state", "offered": cached, "given": cached, "missed": 80 - cached},
+            {"kind": "full_attention", "offered": 80, "hits": cached, "misses": 0},
+            {"kind": "recurrent_state", "offered": cached, "hits": cached, "misses": 80 - cached},
         ]);
         let kv = debug_kv(process.address);
         assert_eq!(kv["replicas"][0]["prefix_hits_by_group"], expected, "{interval}");

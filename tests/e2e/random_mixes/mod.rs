@@ -23,7 +23,8 @@ use std::ops::Range;
 const SEEDS: u64 = 8;
 /// First seed of runs of a model with recurrent states.
 const RECURRENT_SEEDS_FROM: u64 = 1_000_000_000;
-/// Seeds of every test run of a model with recurrent states. Some of them preempt a request, as about one seed in twenty.
+/// Seeds of every test run of a model with recurrent states. About one seed
+/// in twenty preempts a request; this range has such a seed.
 const RECURRENT_SEEDS: Range<u64> = RECURRENT_SEEDS_FROM + 100..RECURRENT_SEEDS_FROM + 120;
 
 /// Draws the engine limits and fault rates of one run.

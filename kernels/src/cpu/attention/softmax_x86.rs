@@ -59,7 +59,8 @@ fn visible_keys(keys: Range<usize>) -> u64 {
     if keys.is_empty() { 0 } else { u64::MAX >> (KEY_TILE - keys.end) & u64::MAX << keys.start }
 }
 
-/// Returns the running maxima including the scores of the key tile. Rows without visible keys are undefined.
+/// Returns the running maxima including the scores of the key tile. Rows without visible
+/// keys keep their running maximum.
 #[inline]
 #[target_feature(enable = "avx512f")]
 fn updated_maxima<T: FloatElement>(
@@ -76,7 +77,7 @@ fn updated_maxima<T: FloatElement>(
     maxima
 }
 
-/// Returns `exp(running maximum − updated maximum)` of each row.
+/// Returns `exp(running maximum − updated maximum)` of each row; NaN, which is not used, for rows that have not seen a key.
 #[inline]
 #[target_feature(enable = "avx512f")]
 fn rescale_factors(running: &[RunningSoftmax], maxima: &[f32; TILE_ROWS]) -> [f32; LANES] {
