@@ -425,8 +425,7 @@ impl Executor {
             .into_iter()
             .chain(small_batches)
             .chain(passes.iter().map(pass));
-        let prompts =
-            precompile::prompt_batches(self.config.settings.tokens_per_step, self.rows_max());
+        let prompts = ops::prompt_batches(self.config.settings.tokens_per_step, self.rows_max());
         let prompts: Vec<StepShape> = prompts.iter().map(pass).collect();
         passes.chain(graphs).chain(prompts).chain([self.widest_decode_shape()]).collect()
     }

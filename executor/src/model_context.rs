@@ -71,6 +71,7 @@ impl ModelContext {
             logits_indices,
             aux_hidden_states,
             expert_load,
+            output_memory: None,
             probe,
         }
     }

@@ -20,6 +20,7 @@ mod llama;
 mod load;
 mod manifest;
 mod model;
+mod output_memory;
 mod qwen3;
 mod qwen3_moe;
 mod qwen3_next;
@@ -42,4 +43,5 @@ pub use model::{
     ExpertExchangeMethod, ForwardContext, ForwardObserver, LoadedModel, Model, MtpModel, kv_layout,
     kv_spec, state_layout,
 };
+pub use output_memory::OutputMemory;
 pub use weights::{LoadProgressCallback, Weights, check_split, tensor_locations};

@@ -5,7 +5,7 @@ use crate::config::MlaConfig;
 use crate::sharding::{ParallelRanks, UnevenSplitError};
 use crate::{
     AuxHiddenStateCollector, ExpertLoadStats, ForwardError, GroupLayersPerSlot, KvGrouping,
-    ModelConfig,
+    ModelConfig, OutputMemory,
 };
 use collectives::ParallelGroup;
 use ops::{
@@ -41,6 +41,8 @@ pub struct ForwardContext<'a> {
     pub aux_hidden_states: Option<&'a AuxHiddenStateCollector<'a>>,
     /// Counters of the tokens routed to each expert; `None` if they are not counted.
     pub expert_load: Option<&'a ExpertLoadStats>,
+    /// Memory of the caller for the result; `None` = memory of the arena.
+    pub output_memory: Option<&'a OutputMemory>,
     /// Probe that receives intermediate results; `None` in normal operation.
     pub probe: Option<&'a dyn ForwardObserver>,
 }

@@ -182,7 +182,7 @@ impl Ops {
             return self.paged_attention(&q, shape, kv, batch);
         }
         let mut o = self.scratch(qkv.dtype(), &[qkv.rows(), shape.heads * layout.head_dim])?;
-        let mut pool = kv.write();
+        let mut pool = kv.write(place.memory);
         let mut pool = pool.part_mut(place.bytes.clone())?;
         let op = RopeAttention {
             o: o.mat_mut()?,
@@ -244,7 +244,7 @@ impl Ops {
         let mut q = self.scratch(qkv.dtype(), &[qkv.rows(), shape.heads * layout.head_dim])?;
         let args = &qk_rope(qkv, weights, shape, place, batch)?;
         let (s, out) = (&self.stream, q.mat_mut()?);
-        let mut pool = kv.write();
+        let mut pool = kv.write(place.memory);
         let mut pool = pool.part_mut(place.bytes.clone())?;
         self.device.launch(s, QkNormRopeKvWrite { q: out, pool: &mut pool, layout, args })?;
         Ok(q)
@@ -286,7 +286,7 @@ impl Ops {
             sinks: shape.sinks.map(Tensor::mat).transpose()?,
         };
         let (s, out, layout) = (&self.stream, o.mat_mut()?, &place.layout);
-        let pool = kv.read();
+        let pool = kv.read(place.memory);
         let pool = &pool.part(place.bytes.clone())?;
         self.device.launch(s, PagedAttention { o: out, pool, layout, args: &args })?;
         Ok(o)

@@ -215,7 +215,18 @@ impl Ops {
     /// hidden_size]`, `w` is `[hidden_size]`. `cast` rounds to the activation type; if `w` is f32, only `y` is
     /// rounded. Source: Zhang and Sennrich, 2019.
     pub fn rms_norm(&self, x: &Tensor, w: &Tensor, eps: f32) -> Result<Tensor, OpError> {
-        let mut y = self.scratch(x.dtype(), x.shape())?;
+        let y = self.scratch(x.dtype(), x.shape())?;
+        self.rms_norm_to(y, x, w, eps)
+    }
+
+    /// [`Ops::rms_norm`] to the memory of `y`, which is returned.
+    pub fn rms_norm_to(
+        &self,
+        mut y: Tensor,
+        x: &Tensor,
+        w: &Tensor,
+        eps: f32,
+    ) -> Result<Tensor, OpError> {
         self.device.launch(
             &self.stream,
             RmsNorm { y: y.mat_mut()?, x: x.mat()?, weight: w.mat()?, eps },
@@ -231,7 +242,19 @@ impl Ops {
         w: &Tensor,
         eps: f32,
     ) -> Result<Tensor, OpError> {
-        let mut y = self.scratch(x.dtype(), x.shape())?;
+        let y = self.scratch(x.dtype(), x.shape())?;
+        self.add_rms_norm_to(y, x, delta, w, eps)
+    }
+
+    /// [`Ops::add_rms_norm`] to the memory of `y`, which is returned.
+    pub fn add_rms_norm_to(
+        &self,
+        mut y: Tensor,
+        x: &mut Tensor,
+        delta: &Tensor,
+        w: &Tensor,
+        eps: f32,
+    ) -> Result<Tensor, OpError> {
         let (s, delta, w) = (&self.stream, delta.mat()?, w.mat()?);
         self.device
             .launch(s, AddRmsNorm { y: y.mat_mut()?, x: x.mat_mut()?, delta, weight: w, eps })?;
@@ -240,19 +263,25 @@ impl Ops {
 
     /// Linear layer `y = x Wᵀ + bias` in the type of `x`: `x [tokens, inputs]`, `y [tokens, outputs]`.
     pub fn linear(&self, x: &Tensor, w: &PackedLinear) -> Result<Tensor, OpError> {
-        self.linear_as(x, w, x.dtype())
+        self.linear_to(self.scratch(x.dtype(), &[x.rows(), w.outputs()])?, x, w)
     }
 
     /// Linear layer `y = x Wᵀ + bias` that returns the f32 sums, not rounded to the model type; for logits of
     /// LM heads and routers.
     pub fn linear_f32(&self, x: &Tensor, w: &PackedLinear) -> Result<Tensor, OpError> {
-        self.linear_as(x, w, DType::F32)
+        self.linear_to(self.scratch(DType::F32, &[x.rows(), w.outputs()])?, x, w)
     }
 
-    fn linear_as(&self, x: &Tensor, w: &PackedLinear, dtype: DType) -> Result<Tensor, OpError> {
+    /// Linear layer `y = x Wᵀ + bias` to the memory of `y`, which is returned, in the type of `y`.
+    pub fn linear_to(
+        &self,
+        mut y: Tensor,
+        x: &Tensor,
+        w: &PackedLinear,
+    ) -> Result<Tensor, OpError> {
         self.launch_order.interrupt();
         check_size("linear", "inputs", x.cols(), w.inputs())?;
-        let mut y = self.scratch(dtype, &[x.rows(), w.outputs()])?;
+        check_size("linear", "outputs", y.cols(), w.outputs())?;
         let bias = w.bias.as_ref().map(|b| b.mat()).transpose()?;
         self.device.launch(
             &self.stream,

@@ -4,9 +4,10 @@
 use std::cell::{Ref, RefCell, RefMut};
 use std::ops::Range;
 
-use device::{Buffer, DType, DeviceError, check_size};
+use device::{Buffer, DType, DeviceError};
 use kernels::{KvLayout, MlaKvLayout, RecurrentStateLayout};
 
+use crate::error::check_size;
 use crate::replay_buffers::{ReplayBufferLimits, ReplayBuffers};
 use crate::{OpError, Ops};
 
@@ -54,12 +55,14 @@ impl GroupKvLayout {
         let ids = blocks.saturating_sub(1) * per_slot + 1;
         let layout = KvLayout { layers: 1, blocks: ids, ..self.heads };
         let start = first * self.layer_bytes();
-        KvLayerPlace { layout, layer: 0, bytes: start..start + layout.bytes() }
+        KvLayerPlace { memory: 0, layout, layer: 0, bytes: start..start + layout.bytes() }
     }
 }
 
 /// Part of a KV pool that has the keys and values of a layer.
 pub(crate) struct KvLayerPlace {
+    /// Index in the pool of the memory with the layer.
+    pub(crate) memory: usize,
     /// Layout of the part.
     pub(crate) layout: KvLayout,
     /// Index of the layer in the part.
@@ -68,15 +71,25 @@ pub(crate) struct KvLayerPlace {
     pub(crate) bytes: Range<usize>,
 }
 
+/// Part of an MLA KV pool that has the compressed KV of a layer.
+pub(crate) struct MlaLayerPlace {
+    /// Index in the pool of the memory with the layer.
+    pub(crate) memory: usize,
+    /// Layout of the part.
+    pub(crate) layout: MlaKvLayout,
+    /// Index of the layer in the part.
+    pub(crate) layer: usize,
+}
+
 impl GroupedKvLayouts {
     fn check(&self) -> Result<(), DeviceError> {
         let Self { first, further } = self;
         for GroupKvLayout { heads, layers_per_slot } in [first, further] {
             heads.check()?;
-            check_size("kv layout", "layers", heads.layers % (*layers_per_slot).max(1), 0)?;
+            device::check_size("kv layout", "layers", heads.layers % (*layers_per_slot).max(1), 0)?;
         }
         let bytes = [first, further].map(|layout| layout.heads.bytes_per_block());
-        check_size("kv layout", "bytes of a block", bytes[1], bytes[0])
+        device::check_size("kv layout", "bytes of a block", bytes[1], bytes[0])
     }
 
     const fn of_group(&self, group: usize) -> &GroupKvLayout {
@@ -164,7 +177,8 @@ impl From<MlaKvLayout> for KvPoolLayout {
 /// not `Sync`.
 #[derive(Debug)]
 pub struct KvPool {
-    bytes: RefCell<Buffer>,
+    /// One buffer with all layers, or one buffer per layer in the memory of a foreign host.
+    memory: Vec<RefCell<Buffer>>,
     layout: KvPoolLayout,
     states: Option<DeviceStatePool>,
 }
@@ -190,8 +204,36 @@ impl KvPool {
     pub fn new(ops: &Ops, layout: impl Into<KvPoolLayout>) -> Result<Self, OpError> {
         let layout = layout.into();
         layout.check()?;
-        let bytes = RefCell::new(ops.device.alloc(layout.bytes())?);
-        Ok(Self { bytes, layout, states: None })
+        let memory = vec![RefCell::new(ops.device.alloc(layout.bytes())?)];
+        Ok(Self { memory, layout, states: None })
+    }
+
+    /// Returns a pool over the memory of a foreign host, which has one buffer per layer. `layers` are the buffers in the
+    /// order of the layers, each with the bytes of its layer in `layout`.
+    ///
+    /// Errors: the number of buffers or the size of one of them does not fit the layout, or the layers of the pool have
+    /// different sizes.
+    pub fn foreign(layers: Vec<Buffer>, layout: impl Into<KvPoolLayout>) -> Result<Self, OpError> {
+        const OP: &str = "foreign KV pool";
+        let layout = layout.into();
+        layout.check()?;
+        if let KvPoolLayout::HeadsByGroup(_) = layout {
+            return Err(OpError::Pool { op: OP, stores: "layers of different sizes" });
+        }
+        let count = layout.pool_layers();
+        check_size(OP, "layers", layers.len(), count)?;
+        let layer_bytes = layout.bytes() / count.max(1);
+        if let Some((layer, buffer)) = (0..).zip(&layers).find(|(_, b)| b.bytes() < layer_bytes) {
+            let (got, expected) = (vec![layer, buffer.bytes()], vec![layer, layer_bytes]);
+            return Err(OpError::Shape { op: OP, what: "layer and its bytes", got, expected });
+        }
+        let memory = layers.into_iter().map(RefCell::new).collect();
+        Ok(Self { memory, layout, states: None })
+    }
+
+    /// Whether each layer has its own memory.
+    fn is_foreign(&self) -> bool {
+        self.memory.len() > 1 || self.layout.pool_layers() == 1
     }
 
     /// Allocates the memory of recurrent states, in addition to the paged KV cache; `None` = the model has no such
@@ -237,8 +279,13 @@ impl KvPool {
         layer: usize,
     ) -> Result<KvLayerPlace, OpError> {
         match &self.layout {
+            KvPoolLayout::Heads(layout) if self.is_foreign() => {
+                check_index(op, "layer", layer, self.memory.len())?;
+                let layout = KvLayout { layers: 1, ..*layout };
+                Ok(KvLayerPlace { memory: layer, layout, layer: 0, bytes: 0..layout.bytes() })
+            }
             KvPoolLayout::Heads(layout) => {
-                Ok(KvLayerPlace { layout: *layout, layer, bytes: 0..layout.bytes() })
+                Ok(KvLayerPlace { memory: 0, layout: *layout, layer, bytes: 0..layout.bytes() })
             }
             KvPoolLayout::HeadsByGroup(layouts) => {
                 let layout = layouts.of_group(group);
@@ -258,23 +305,40 @@ impl KvPool {
         }
     }
 
-    pub(crate) fn read(&self) -> Ref<'_, Buffer> {
-        self.bytes.borrow()
+    /// Returns the part of the pool that has the compressed KV of layer `layer`.
+    pub(crate) fn mla_place(
+        &self,
+        op: &'static str,
+        layer: usize,
+    ) -> Result<MlaLayerPlace, OpError> {
+        let layout = *self.mla_layout(op)?;
+        if !self.is_foreign() {
+            return Ok(MlaLayerPlace { memory: 0, layout, layer });
+        }
+        check_index(op, "layer", layer, self.memory.len())?;
+        let layout = MlaKvLayout { layers: 1, ..layout };
+        Ok(MlaLayerPlace { memory: layer, layout, layer: 0 })
     }
 
-    pub(crate) fn write(&self) -> RefMut<'_, Buffer> {
-        self.bytes.borrow_mut()
+    /// Returns memory `index` of the pool, which a place names.
+    pub(crate) fn read(&self, index: usize) -> Ref<'_, Buffer> {
+        self.memory[index].borrow()
+    }
+
+    /// Returns memory `index` of the pool, which a place names, for writing.
+    pub(crate) fn write(&self, index: usize) -> RefMut<'_, Buffer> {
+        self.memory[index].borrow_mut()
     }
 
     /// Reads the compressed KV and the rotary key of one slot as f32, for comparison in tests.
     pub fn read_mla_row(&self, ops: &Ops, layer: usize, slot: usize) -> Result<Vec<f32>, OpError> {
-        let layout = self.mla_layout("read_mla_row")?;
+        let MlaLayerPlace { memory, layout, layer } = self.mla_place("read_mla_row", layer)?;
         check_index("read_mla_row", "layer", layer, layout.layers)?;
         check_index("read_mla_row", "slot", slot, layout.slots())?;
         let size = layout.dtype.bytes();
         let mut bytes = vec![0; layout.width() * size];
         let at = layout.row(layer, slot) * size;
-        ops.device.download(&ops.stream, &self.bytes.borrow(), at, &mut bytes)?;
+        ops.device.download(&ops.stream, &self.read(memory), at, &mut bytes)?;
         let mut row = vec![0.0; layout.width()];
         kernels::HostMat::new(&bytes, layout.dtype, 1, row.len())?.read_row(0, &mut row);
         Ok(row)
@@ -290,13 +354,14 @@ impl KvPool {
         slot: usize,
         head: usize,
     ) -> Result<(Vec<f32>, Vec<f32>), OpError> {
-        let KvLayerPlace { layout, layer, bytes } = self.place("read_slot", group, layer)?;
+        let KvLayerPlace { memory, layout, layer, bytes } =
+            self.place("read_slot", group, layer)?;
         check_index("read_slot", "layer", layer, layout.layers)?;
         check_index("read_slot", "slot", slot, layout.slots())?;
         check_index("read_slot", "head", head, layout.kv_heads)?;
         let (block, t) = (slot / layout.block_tokens, slot % layout.block_tokens);
         let first = bytes.start / layout.dtype.bytes();
-        let at = |i: usize| self.read_element(ops, layout.dtype, first + i);
+        let at = |i: usize| self.read_element(ops, memory, layout.dtype, first + i);
         let (key, value) =
             (layout.key_tile(layer, block, head), layout.value_tile(layer, block, head));
         let channels = 0..layout.head_dim;
@@ -313,17 +378,24 @@ impl KvPool {
         // All bits set are a NaN in every type.
         let nan = vec![u8::MAX; self.layout.bytes_per_block() / layers];
         for layer in 0..layers {
-            let at = (layer * self.layout.blocks() + block) * nan.len();
-            ops.device.upload(&mut self.write(), at, &nan)?;
+            let (memory, first) = if self.is_foreign() { (layer, 0) } else { (0, layer) };
+            let at = (first * self.layout.blocks() + block) * nan.len();
+            ops.device.upload(&mut self.write(memory), at, &nan)?;
         }
         Ok(())
     }
 
-    /// Reads element `index` of the pool, which has elements of type `dtype`, as f32.
-    fn read_element(&self, ops: &Ops, dtype: DType, index: usize) -> Result<f32, OpError> {
+    /// Reads element `index` of memory `memory` of the pool, which has elements of type `dtype`, as f32.
+    fn read_element(
+        &self,
+        ops: &Ops,
+        memory: usize,
+        dtype: DType,
+        index: usize,
+    ) -> Result<f32, OpError> {
         let mut raw = [0; 4];
         let size = dtype.bytes();
-        ops.device.download(&ops.stream, &self.read(), index * size, &mut raw[..size])?;
+        ops.device.download(&ops.stream, &self.read(memory), index * size, &mut raw[..size])?;
         Ok(match dtype {
             DType::BF16 => device::bf16::from_le_bytes([raw[0], raw[1]]).to_f32(),
             DType::F16 => device::f16::from_le_bytes([raw[0], raw[1]]).to_f32(),

@@ -14,6 +14,7 @@ mod draft_buffers;
 mod error;
 mod expert_load;
 mod expert_packing;
+mod foreign_step;
 mod fused_linear;
 mod kv_pool;
 mod launch_plan;
@@ -22,6 +23,7 @@ mod moe;
 mod moe_dispatch;
 mod pooled_sums;
 mod prefetch;
+mod prompt_batches;
 mod recurrent;
 mod replay_buffers;
 mod secondary_stream;
@@ -48,6 +50,7 @@ pub use expert_load::{
     ExpertLoadCounters, ExpertLoadEntry, ExpertLoadStatsDownload, LayerExpertLoadCounter,
 };
 pub use expert_packing::{ExpertMatrices, SharedExpertMatrices};
+pub use foreign_step::{ForeignStepArrays, ForeignStepBatch, ForeignStepBuffers};
 pub use fused_linear::{DownProjectionInput, GatedMlpWeights, RmsNormParams};
 pub use kernels::step::{
     DraftVerification, RULE_HISTORY, RULE_MASKED, ReplayShape, RowMetadataField, SAMPLE_ALL_MASKED,
@@ -66,6 +69,7 @@ pub use mla::{MlaWeights, PackedMlaUpProjections};
 pub use moe::{ExpertBiases, ExpertRouting, ExpertsPerToken, PackedExperts, RouterRule};
 pub use moe_dispatch::MoeDispatchPlan;
 pub use pooled_sums::MeanPoolingSums;
+pub use prompt_batches::prompt_batches;
 pub use recurrent::DeltaRuleParams;
 pub use replay_buffers::ReplayBufferLimits;
 pub use sequence_slots::{DeviceSequenceSlots, SequenceSlotLimits};

@@ -8,6 +8,7 @@ use kernels::{
 };
 
 use crate::error::check_size;
+use crate::kv_pool::MlaLayerPlace;
 use crate::{AttentionLayerParams, DeviceBatchMetadata, KvPool, OpError, Ops, RopeTable, Tensor};
 
 /// KV group of MLA layers: a model with MLA has one group.
@@ -113,21 +114,22 @@ impl Ops {
         self.launch_order.interrupt();
         check_size("mla_attention", "windows", usize::from(shape.keys.window.is_some()), 0)?;
         check_size("mla_attention", "sinks", usize::from(shape.sinks.is_some()), 0)?;
-        let (layout, heads) = (pool.mla_layout("mla_attention")?, weights.heads);
-        let write = mla_kv_write_args(kv, weights, batch, shape.heads, shape.layer)?;
-        self.mla_kv_write(&mut q, pool, &write)?;
+        let place = pool.mla_place("mla_attention", shape.layer)?;
+        let (layout, heads) = (&place.layout, weights.heads);
+        let write = mla_kv_write_args(kv, weights, batch, shape.heads, place.layer)?;
+        self.mla_kv_write(&mut q, pool, &place, &write)?;
         let s = &self.stream;
         let mut o = self.scratch(q.dtype(), &[q.rows(), shape.heads * heads.w_uv.n()])?;
         let args = MlaAttentionArgs {
             q: q.mat()?,
             rows: batch.attention_metadata(KV_GROUP)?,
             heads: heads.kernel_args(),
-            layer: shape.layer,
+            layer: place.layer,
             scale: shape.scale,
             first_position: shape.keys.first_position,
         };
-        self.device
-            .launch(s, MlaAttention { o: o.mat_mut()?, pool: &pool.read(), layout, args: &args })?;
+        let pool = &pool.read(place.memory);
+        self.device.launch(s, MlaAttention { o: o.mat_mut()?, pool, layout, args: &args })?;
         Ok(o)
     }
 
@@ -141,11 +143,12 @@ impl Ops {
         pool: &KvPool,
         batch: &DeviceBatchMetadata,
     ) -> Result<(), OpError> {
-        let rope_dim = pool.mla_layout("mla_write_kv_only")?.rope_dim;
+        let place = pool.mla_place("mla_write_kv_only", layer)?;
+        let rope_dim = place.layout.rope_dim;
         // The kernel applies RoPE to queries as well, so it gets one head of dummy queries.
         let mut scratch_q = self.scratch(kv.dtype(), &[kv.rows(), rope_dim])?;
-        let write = mla_kv_write_args(kv, weights, batch, 1, layer)?;
-        self.mla_kv_write(&mut scratch_q, pool, &write)
+        let write = mla_kv_write_args(kv, weights, batch, 1, place.layer)?;
+        self.mla_kv_write(&mut scratch_q, pool, &place, &write)
     }
 
     /// Applies RoPE to the queries `q` in place, and writes compressed KV to a layer of the KV pool, after
@@ -154,10 +157,11 @@ impl Ops {
         &self,
         q: &mut Tensor,
         pool: &KvPool,
+        place: &MlaLayerPlace,
         args: &MlaPrologueArgs<'_>,
     ) -> Result<(), OpError> {
-        let (q, layout) = (q.mat_mut()?, pool.mla_layout("mla_kv_write")?);
-        let op = MlaPrologue { q, pool: &mut pool.write(), layout, args };
+        let (q, layout) = (q.mat_mut()?, &place.layout);
+        let op = MlaPrologue { q, pool: &mut pool.write(place.memory), layout, args };
         Ok(self.device.launch(&self.stream, op)?)
     }
 }

@@ -22,6 +22,15 @@ impl Tensor {
         Self { storage: Arc::new(storage), dtype, shape: shape.to_vec() }
     }
 
+    /// Returns a tensor in the memory of a foreign host, such as its buffer for hidden states.
+    ///
+    /// Errors: the buffer is smaller than the tensor.
+    pub fn foreign(buffer: device::Buffer, dtype: DType, shape: &[usize]) -> Result<Self, OpError> {
+        let tensor = Self::new(TensorStorage::new(buffer, None), dtype, shape);
+        tensor.mat()?; // Compares the size of the buffer.
+        Ok(tensor)
+    }
+
     /// Sizes of the dimensions, outermost first.
     #[must_use]
     pub fn shape(&self) -> &[usize] {

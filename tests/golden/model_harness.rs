@@ -478,6 +478,7 @@ impl<'a> ModelHarness<'a> {
             logits_indices: None,
             aux_hidden_states: None,
             expert_load: None,
+            output_memory: None,
             probe: None,
         };
         let output = run(&f, &self.ops.ids(&ids).unwrap());

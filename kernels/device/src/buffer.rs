@@ -47,6 +47,15 @@ impl Buffer {
         Self { ptr, bytes, deallocator }
     }
 
+    /// Wraps memory that another owner allocated and frees, such as the KV cache of a foreign host.
+    ///
+    /// # Safety
+    /// As for [`Buffer::from_raw`] until the buffer is dropped, but the owner of the memory frees it.
+    pub unsafe fn foreign(ptr: NonNull<u8>, bytes: usize) -> Self {
+        // SAFETY: the caller guarantees the range.
+        unsafe { Self::from_raw(ptr, bytes, Arc::new(BorrowedMemory)) }
+    }
+
     /// Size of the buffer in bytes.
     #[must_use]
     pub fn bytes(&self) -> usize {
@@ -137,7 +146,7 @@ impl BufferDeallocator for BorrowedMemory {
 
 impl Buffer {
     /// Alignment of buffers and of their parts, in bytes.
-    const ALIGNMENT: usize = 64;
+    pub const ALIGNMENT: usize = 64;
 
     /// Returns the bytes `range` of the buffer. The range must start at a multiple of 64 bytes.
     pub fn part(&self, range: Range<usize>) -> Result<BufferPart<'_>, DeviceError> {

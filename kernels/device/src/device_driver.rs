@@ -18,6 +18,15 @@ pub struct MemInfo {
     pub total_bytes: u64,
 }
 
+/// Numbers of driver calls since a device was opened that a serving step must not make.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct DriverCallCounts {
+    /// Number of allocations of device memory and of pinned host memory.
+    pub allocations: u64,
+    /// Number of times that the host waited for the device.
+    pub synchronizations: u64,
+}
+
 /// Captured graph of launches (CUDA graph or HIP graph) that can be replayed.
 #[derive(Debug)]
 pub struct CapturedGraph(pub(crate) Box<dyn ReplayableGraph>);
@@ -152,6 +161,10 @@ pub trait DeviceDriver: Send + Sync {
     fn loaded_modules(&self) -> usize {
         0
     }
+
+    /// Returns how often memory was allocated and the host waited for the device since the device was opened. On the CPU,
+    /// launches complete before they return, so the host never waits.
+    fn driver_call_counts(&self) -> DriverCallCounts;
 
     /// Returns free and total memory of the device.
     fn mem_info(&self) -> MemInfo;

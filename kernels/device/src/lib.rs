@@ -29,7 +29,7 @@ mod timestamps;
 pub use buffer::{Buffer, BufferDeallocator, BufferPart, BufferPartMut};
 pub use check::{check_at_least, check_at_most, check_dense, check_dtype, check_size};
 pub use cpu::{CpuConfig, CpuDevice, CpuIsa, ThreadPool, physical_cores};
-pub use device_driver::{CapturedGraph, DeviceDriver, DeviceStream, MemInfo};
+pub use device_driver::{CapturedGraph, DeviceDriver, DeviceStream, DriverCallCounts, MemInfo};
 pub use dtype::{DType, DeviceElement, FloatElement, bf16, f16};
 pub use error::DeviceError;
 pub use fp8_e4m3::Fp8E4m3;

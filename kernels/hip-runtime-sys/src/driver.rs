@@ -84,6 +84,9 @@ table! {
 
         /// Arguments `(stream, mode)`. Starts to capture launches on the stream into a graph.
         capture_begin: "hipStreamBeginCapture" "cuStreamBeginCapture_v2" (DriverPtr, c_int);
+        /// Arguments `(stream, status out)`. Returns 0 if the stream is not captured, 1 during a capture, 2 if
+        /// the capture is invalidated.
+        capture_status: "hipStreamIsCapturing" "cuStreamIsCapturing" (DriverPtr, *mut c_int);
         /// Arguments `(stream, graph out)`. Ends the capture and returns the graph.
         capture_end: "hipStreamEndCapture" "cuStreamEndCapture" (DriverPtr, *mut DriverPtr);
         /// Arguments `(executable out, graph, flags)`. Creates an executable graph.

@@ -10,6 +10,7 @@ mod backend;
 mod draft;
 mod elementwise;
 mod embed;
+mod foreign_step;
 mod gpu_only;
 mod linear;
 mod maths;

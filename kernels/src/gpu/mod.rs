@@ -42,6 +42,7 @@ mod draft;
 mod elementwise;
 mod embed;
 mod expert_load;
+mod foreign_step;
 mod fp8;
 mod gdn_chunk;
 mod gemm;

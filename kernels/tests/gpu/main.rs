@@ -31,6 +31,7 @@ mod embed;
 mod errors;
 mod expert_speed;
 mod float16;
+mod foreign_step;
 mod fp8;
 mod gemm_large_m;
 mod kv_fp8;

@@ -103,7 +103,7 @@ impl<L: DecoderLayer + Send> Model for DecoderModel<L> {
             x.probe_layer(f, i)?;
         }
         x.collect_aux_state(f, self.layers.len())?;
-        x.normed(f, &self.norm)
+        x.final_normed(f, &self.norm)
     }
 
     fn embed(&self, f: &ForwardContext<'_>, ids: &Tensor) -> Result<Tensor, ForwardError> {

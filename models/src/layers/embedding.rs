@@ -70,7 +70,17 @@ impl LmHead {
         f: &ForwardContext<'_>,
         hidden: &Tensor,
     ) -> Result<Tensor, ForwardError> {
-        let mut logits = f.ops.linear_f32(hidden, &self.head)?;
+        let logits = f.ops.scratch(DType::F32, &[hidden.rows(), self.head.outputs()])?;
+        self.shard_logits_to(logits, f, hidden)
+    }
+
+    fn shard_logits_to(
+        &self,
+        logits: Tensor,
+        f: &ForwardContext<'_>,
+        hidden: &Tensor,
+    ) -> Result<Tensor, ForwardError> {
+        let mut logits = f.ops.linear_to(logits, hidden, &self.head)?;
         f.ops.scale(&mut logits, self.scale)?;
         if let Some(cap) = self.softcap {
             f.ops.softcap(&mut logits, cap)?;
@@ -78,18 +88,18 @@ impl LmHead {
         Ok(logits)
     }
 
-    /// Computes the logits of the whole vocabulary, f32 `[rows, vocabulary]`, equal on all ranks. Padding
-    /// columns are removed, so that no invalid token id can be sampled.
+    /// Computes the logits of the whole vocabulary, f32 `[rows, vocabulary]`, equal on all ranks, in the memory of the caller
+    /// if there is any. Padding columns are removed, so that no invalid token id can be sampled.
     pub(crate) fn full_logits(
         &self,
         f: &ForwardContext<'_>,
         hidden: &Tensor,
     ) -> Result<Tensor, ForwardError> {
-        let shard = self.shard_logits(f, hidden)?;
+        let mut all = f.output(DType::F32, [hidden.rows(), self.vocab])?;
         if f.tp.size() == 1 {
-            return Ok(shard);
+            return self.shard_logits_to(all, f, hidden);
         }
-        let mut all = f.ops.scratch(DType::F32, &[shard.rows(), self.vocab])?;
+        let shard = self.shard_logits(f, hidden)?;
         f.tp.all_gather(f.ops.stream(), shard.mat()?, all.mat_mut()?)?;
         Ok(all) // [rows, vocabulary]
     }

@@ -55,14 +55,34 @@ impl ResidualStream {
         f: &ForwardContext<'_>,
         norm: &RmsNormLayer,
     ) -> Result<Tensor, ForwardError> {
+        let y = f.ops.scratch(self.x.dtype(), self.x.shape())?;
+        self.normed_to(y, f, norm)
+    }
+
+    /// Adds the pending delta to the stream and returns `norm(x)` of the last layer: the hidden states of the model, in the
+    /// memory of the caller if there is any.
+    pub(crate) fn final_normed(
+        &mut self,
+        f: &ForwardContext<'_>,
+        norm: &RmsNormLayer,
+    ) -> Result<Tensor, ForwardError> {
+        let y = f.output(self.x.dtype(), [self.x.rows(), self.x.cols()])?;
+        self.normed_to(y, f, norm)
+    }
+
+    fn normed_to(
+        &mut self,
+        mut y: Tensor,
+        f: &ForwardContext<'_>,
+        norm: &RmsNormLayer,
+    ) -> Result<Tensor, ForwardError> {
         let (weight, eps) = (&norm.weight, norm.eps);
         let Some(PendingDelta { delta, partial }) = self.pending.take() else {
-            return Ok(f.ops.rms_norm(&self.x, weight, eps)?);
+            return Ok(f.ops.rms_norm_to(y, &self.x, weight, eps)?);
         };
         if !partial {
-            return Ok(f.ops.add_rms_norm(&mut self.x, &delta, weight, eps)?);
+            return Ok(f.ops.add_rms_norm_to(y, &mut self.x, &delta, weight, eps)?);
         }
-        let mut y = f.ops.scratch(self.x.dtype(), self.x.shape())?;
         let args = AllReduceNormArgs {
             y: y.mat_mut()?,
             x: self.x.mat_mut()?,

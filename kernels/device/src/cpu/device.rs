@@ -8,7 +8,10 @@ use super::thread_pool::ThreadPool;
 use super::topology::physical_cores;
 use crate::check::check_range;
 use crate::pinned_memory::CompletedFence;
-use crate::{Buffer, CopyInFlight, DeviceDriver, DeviceError, DeviceStream, MemInfo, PinnedBuffer};
+use crate::{
+    Buffer, CopyInFlight, DeviceDriver, DeviceError, DeviceStream, DriverCallCounts, MemInfo,
+    PinnedBuffer,
+};
 
 /// Configuration of a CPU device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -129,6 +132,10 @@ impl DeviceDriver for CpuDevice {
         // SAFETY: the range is the whole buffer, which is uniquely borrowed.
         unsafe { x.as_mut_ptr().write_bytes(0, x.bytes()) };
         Ok(())
+    }
+
+    fn driver_call_counts(&self) -> DriverCallCounts {
+        DriverCallCounts { allocations: self.memory.allocations(), synchronizations: 0 }
     }
 
     fn mem_info(&self) -> MemInfo {

@@ -18,15 +18,23 @@ const HUGE_PAGE: usize = 2 << 20;
 #[derive(Debug, Default)]
 pub(super) struct CpuAllocator {
     used: AtomicU64,
+    /// Number of allocations so far.
+    allocations: AtomicU64,
 }
 
 impl CpuAllocator {
+    /// Returns the number of allocations so far.
+    pub(super) fn allocations(&self) -> u64 {
+        self.allocations.load(Ordering::Relaxed)
+    }
+
     pub(super) fn alloc(self: &Arc<Self>, bytes: usize) -> Result<Buffer, DeviceError> {
         let out_of_memory = DeviceError::OutOfMemory { bytes, device: "cpu" };
         let size =
             bytes.max(1).checked_next_multiple_of(CACHE_LINE).ok_or(out_of_memory.clone())?;
         let ptr = reserve(size).ok_or(out_of_memory)?;
         self.used.fetch_add(size as u64, Ordering::Relaxed);
+        self.allocations.fetch_add(1, Ordering::Relaxed);
         // SAFETY: `reserve` returned `size` zeroed bytes that are not used elsewhere, and `release` frees
         // them.
         Ok(unsafe { Buffer::from_raw(ptr, size, self.clone()) })

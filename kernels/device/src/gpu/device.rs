@@ -16,8 +16,8 @@ use super::timestamps::{GpuTimestampEvents, KernelTimestamper};
 use super::weight_memory::WeightAllocator;
 use super::{graph, memory};
 use crate::{
-    Buffer, CapturedGraph, CopyInFlight, DeviceDriver, DeviceError, DeviceStream, MemInfo,
-    PinnedBuffer, TimestampEvents,
+    Buffer, CapturedGraph, CopyInFlight, DeviceDriver, DeviceError, DeviceStream, DriverCallCounts,
+    MemInfo, PinnedBuffer, TimestampEvents,
 };
 
 /// Stream for launches that overlap the launches of the step, which are on stream 0. Stream 1 is used for
@@ -262,6 +262,10 @@ impl DeviceDriver for GpuDevice {
 
     fn loaded_modules(&self) -> usize {
         self.modules.count()
+    }
+
+    fn driver_call_counts(&self) -> DriverCallCounts {
+        self.runtime.call_counts()
     }
 
     fn mem_info(&self) -> MemInfo {

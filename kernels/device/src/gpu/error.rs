@@ -88,6 +88,9 @@ pub enum GpuError {
         /// Name of the call that was rejected.
         call: &'static str,
     },
+    /// The capture of a foreign host's stream is already invalidated, so no launch can join it.
+    #[error("the graph capture of the host's stream is invalidated")]
+    CaptureInvalidated,
     /// The stream index is out of range.
     #[error("no stream {stream}: the device has {streams}")]
     NoStream {

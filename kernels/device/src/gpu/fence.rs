@@ -54,6 +54,7 @@ impl GpuFence {
     /// Blocks the host until the fence has completed. May be called repeatedly.
     pub fn wait_event(&self) -> Result<(), GpuError> {
         self.runtime.enter()?;
+        self.runtime.count_synchronization();
         // SAFETY: the event belongs to this device.
         let code = unsafe { (self.runtime.driver.event_synchronize)(self.event) };
         self.runtime.check(code, "event synchronize")

@@ -1,17 +1,18 @@
 //! Runtime state of one opened GPU: driver, context, streams and device properties.
 
 use std::ffi::{CStr, c_int};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use hip_runtime_sys::{DriverApi, DriverPtr, DriverStatus, GpuApi, code, flag};
 
 use super::config::{GpuConfig, GpuLibraryPaths};
 use super::error::GpuError;
+use super::foreign_stream::ForeignStreamSlot;
 use super::gpu_properties::{GpuProperties, until_nul};
 use super::timestamps::KernelTimestamper;
 use crate::cpu::host_memory;
-use crate::{DeviceError, DeviceStream};
+use crate::{DeviceError, DeviceStream, DriverCallCounts};
 
 /// Number of streams of a device: stream 0 for steps of the model, stream 1 for copies, stream 2 for launches
 /// that overlap launches on stream 0.
@@ -27,6 +28,8 @@ pub struct GpuRuntime {
     ordinal: c_int,
     context: DriverPtr,
     streams: Vec<DriverPtr>,
+    /// Stream of a foreign host that replaces stream 0 during its calls.
+    pub(super) foreign_stream: ForeignStreamSlot,
     /// Whether a graph capture is active on any stream.
     capturing: AtomicBool,
     /// Whether a dry run is active, in which launches do not execute anything.
@@ -41,6 +44,10 @@ pub struct GpuRuntime {
     kernel_timestamper: Mutex<Option<KernelTimestamper>>,
     /// GPU events that are not in use and can be recorded again.
     events: Mutex<Vec<DriverPtr>>,
+    /// Number of allocations of device memory and of pinned host memory.
+    allocations: AtomicU64,
+    /// Number of times that the host waited for the device.
+    synchronizations: AtomicU64,
     /// Memory that was dropped during graph capture. It is freed after the capture, because memory must not
     /// be freed during capture.
     dropped: Mutex<Vec<(MemoryKind, DriverPtr)>>,
@@ -85,6 +92,7 @@ impl GpuRuntime {
             ordinal,
             context,
             streams: Vec::new(),
+            foreign_stream: ForeignStreamSlot::default(),
             capturing: AtomicBool::new(false),
             dry_run: AtomicBool::new(false),
             autotuning_frozen: AtomicBool::new(false),
@@ -92,6 +100,8 @@ impl GpuRuntime {
             timestamping: AtomicBool::new(false),
             kernel_timestamper: Mutex::default(),
             events: Mutex::default(),
+            allocations: AtomicU64::new(0),
+            synchronizations: AtomicU64::new(0),
             dropped: Mutex::default(),
         };
         runtime.create_streams()?;
@@ -167,6 +177,9 @@ impl GpuRuntime {
 
     /// Returns the driver handle of a stream.
     pub fn stream(&self, s: &DeviceStream) -> Result<DriverPtr, GpuError> {
+        if let (0, Some(foreign)) = (s.0, self.foreign_stream.get()) {
+            return Ok(foreign);
+        }
         let none = GpuError::NoStream { stream: s.0, streams: self.streams.len() };
         self.streams.get(s.0).copied().ok_or(none)
     }
@@ -254,9 +267,29 @@ impl GpuRuntime {
     pub fn synchronize(&self, s: &DeviceStream) -> Result<(), GpuError> {
         self.not_capturing("synchronize")?;
         self.enter()?;
+        self.count_synchronization();
         let stream = self.stream(s)?;
         // SAFETY: the stream belongs to this device.
         self.check(unsafe { (self.driver.stream_synchronize)(stream) }, "stream synchronize")
+    }
+
+    /// Counts an allocation of device memory or of pinned host memory.
+    pub fn count_allocation(&self) {
+        self.allocations.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Counts a wait of the host for the device.
+    pub fn count_synchronization(&self) {
+        self.synchronizations.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Returns the numbers of allocations and of waits of the host since the device was opened.
+    pub fn call_counts(&self) -> DriverCallCounts {
+        let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        DriverCallCounts {
+            allocations: count(&self.allocations),
+            synchronizations: count(&self.synchronizations),
+        }
     }
 
     /// Returns the list of GPU events that are not in use.

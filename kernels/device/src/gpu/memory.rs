@@ -32,6 +32,7 @@ impl BufferDeallocator for GpuDeallocator {
 pub fn reserve(runtime: &Arc<GpuRuntime>, bytes: usize) -> Result<(DriverPtr, usize), GpuError> {
     runtime.not_capturing("allocating memory")?;
     runtime.enter()?;
+    runtime.count_allocation();
     let size = bytes.max(1).checked_next_multiple_of(GRANULARITY).unwrap_or(usize::MAX);
     let mut memory = std::ptr::null_mut();
     // SAFETY: the output pointer is valid for writes.
@@ -56,6 +57,7 @@ pub fn alloc(runtime: &Arc<GpuRuntime>, bytes: usize) -> Result<Buffer, GpuError
 pub fn alloc_host(runtime: &Arc<GpuRuntime>, bytes: usize) -> Result<Buffer, GpuError> {
     runtime.not_capturing("allocating pinned memory")?;
     runtime.enter()?;
+    runtime.count_allocation();
     let size = bytes.max(1).checked_next_multiple_of(GRANULARITY).unwrap_or(usize::MAX);
     let mut memory = std::ptr::null_mut();
     // SAFETY: the output pointer is valid for writes.
