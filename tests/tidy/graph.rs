@@ -20,6 +20,7 @@ const EDGES: &[(&str, &[&str])] = &[
     ("collectives", &["device", "hip-runtime-sys", "kernels", "rccl-sys"]),
     ("models", &["collectives", "ops", "protocol"]),
     ("executor", &["collectives", "device", "kernels", "models", "ops", "protocol"]),
+    ("plugin", &["collectives", "device", "kernels", "models", "ops", "protocol"]),
     ("grammar", &["protocol", "scheduler"]),
     ("text", &["grammar", "protocol"]),
     ("metrics", &["grammar", "protocol", "scheduler"]),
@@ -81,6 +82,7 @@ const DEVICE: &[&str] = &[
     "collectives",
     "models",
     "executor",
+    "plugin",
 ];
 
 /// A dependency that a workspace crate declares.
