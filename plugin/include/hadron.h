@@ -35,7 +35,8 @@ enum hadron_dtype {
     HADRON_I64 = 5
 };
 
-/* Contiguous memory of the host: device memory if the model is on a GPU. */
+/* Contiguous memory of the host: device memory if the model is on a GPU. Layers of the KV cache, block tables, hidden states and
+ * logits start at a multiple of 64 bytes; other arrays at a multiple of their element size. */
 typedef struct hadron_array {
     uint64_t address;
     uint64_t bytes;

@@ -197,6 +197,10 @@ impl ForeignModel {
             });
         }
         let bytes = layout.bytes() / count.max(1);
+        let dtypes = only_dtype(self.options.kv_dtype());
+        layers
+            .iter()
+            .try_for_each(|layer| layer.dtype("layer of the KV cache", dtypes).map(drop))?;
         // SAFETY: the caller guarantees the memory.
         let buffer = |layer: &ForeignArray| unsafe { layer.buffer("layer of the KV cache", bytes) };
         let buffers = layers.iter().map(buffer).collect::<Result<Vec<_>, _>>()?;
@@ -221,7 +225,7 @@ impl ForeignModel {
         let Self { ops, kv, buffers, .. } = self;
         let ForeignKvCache { pool, .. } = kv.as_ref().ok_or(PluginError::KvNotBound)?;
         let dtype = ops.dtype();
-        step.hidden.dtype("hidden", model_dtype(dtype))?;
+        step.hidden.dtype("hidden", only_dtype(dtype))?;
         // SAFETY: the caller guarantees memory and stream for the launches of this call.
         let (host, tables, hidden, stream) = unsafe {
             let integers =
@@ -273,7 +277,7 @@ impl ForeignModel {
             return Ok(());
         }
         let dtype = self.ops.dtype();
-        hidden.dtype("hidden", model_dtype(dtype))?;
+        hidden.dtype("hidden", only_dtype(dtype))?;
         logits.dtype("logits", &[DType::F32])?;
         let (channels, vocab) = (self.config.hidden, self.config.vocab);
         // SAFETY: the caller guarantees memory and stream for the launches of this call.
@@ -401,11 +405,12 @@ fn bounds(step: &ForeignStep) -> BatchUpperBounds {
     BatchUpperBounds { decode_rows, max_query_len, mla_decode_tokens: tokens, ..any }
 }
 
-/// Returns the dtype of the model as the only dtype of an argument.
-fn model_dtype(dtype: DType) -> &'static [DType] {
+/// Returns a floating-point dtype as the only dtype of an argument.
+fn only_dtype(dtype: DType) -> &'static [DType] {
     match dtype {
         DType::F32 => &[DType::F32],
         DType::F16 => &[DType::F16],
+        DType::F8E4M3 => &[DType::F8E4M3],
         _ => &[DType::BF16],
     }
 }

@@ -86,6 +86,8 @@ fn wrong_logits_and_kv_arrays_are_rejected() {
     assert!(text.starts_with("layer of the KV cache has 64 bytes, the step needs "), "{text}");
     let text = rejection(model.bind_kv(&vec![small.array(F32); layers + 1], BLOCKS as u64, tokens));
     assert_eq!(text, format!("layers of the KV cache is {}, expected {layers}", layers + 1));
+    let text = rejection(model.bind_kv(&vec![small.array(I32); layers], BLOCKS as u64, tokens));
+    assert_eq!(text, "layer of the KV cache has dtype 4, expected [F32]");
     let host = TestHost::new(&model);
     let hidden = HostMemory::new(host.hidden_size * 4, 0);
     let text = rejection(model.logits(0, &hidden.array(F32), &small.array(F32), 1));

@@ -1,0 +1,1 @@
+"""Model package of SGLang: `EntryClass` of each module lists its models."""

@@ -1,0 +1,1 @@
+"""Hadron's models under vLLM."""
