@@ -104,7 +104,7 @@ const char *hadron_version(void);
  *   max_num_tokens  most tokens of a step
  *   max_num_rows    most rows of a step
  *   capture_rows    row counts of the steps that the host captures as graphs (default none)
- *   threads         threads of a CPU, or threads that prepare weights (default: all cores)
+ *   threads         threads of a CPU, or threads that prepare weights (default: all cores; on a CPU, divided among the ranks)
  *   kernel_cache    folder of compiled GPU kernels (default none)
  *   library_folders folders in which the libraries of the GPU are searched (default: the system's)
  *   libraries       {"driver", "compiler", "blas", "collectives"}: paths that replace the search

@@ -108,7 +108,7 @@ impl ForeignModel {
     ) -> Result<Self, PluginError> {
         let config = ModelConfig::from_dir(&options.model_dir)?;
         check_model(&config)?;
-        let opened = open_device::open(&options)?;
+        let opened = open_device::open(&options, host.map_or(1, |host| host.size as usize))?;
         // SAFETY: the caller guarantees the communication of the host.
         let join = |host| unsafe { RankGroup::join(host, &opened.backend) };
         let ranks = host.map_or_else(|| Ok(RankGroup::single()), join)?;
@@ -248,7 +248,7 @@ impl ForeignModel {
         };
         let tables = Tensor::foreign(tables, DType::I32, &[rows, width])?;
         let hidden = Tensor::foreign(hidden, dtype, &[tokens, self.config.hidden])?;
-        let batch = buffers.prepare(ops, host, tables, bounds(step))?;
+        let batch = buffers.prepare(ops, host, tables, StepNumbers::of(step).bounds())?;
         let output = OutputMemory::new(hidden);
         let ForeignStepBatch { metadata, ids } = &batch;
         let f = context(ops, &self.ranks, &self.data_parallel, pool, metadata, Some(&output));
@@ -394,15 +394,43 @@ fn check_grouping(config: &ModelConfig, grouping: &KvGrouping) -> Result<(), Plu
     Err(PluginError::UnsupportedModel { architecture, what })
 }
 
-/// Returns upper bounds of the rows of a step, by which kernels are selected.
-fn bounds(step: &ForeignStep) -> BatchUpperBounds {
-    let (tokens, rows) = (step.tokens as usize, step.rows as usize);
-    let longest = step.max_context_len as usize;
-    let decode_rows = if step.one_token_rows != 0 { rows } else { step.decode_rows as usize };
-    let further_rows = rows - decode_rows;
-    let any = BatchUpperBounds::of_any(tokens - decode_rows.min(tokens), further_rows, longest);
-    let max_query_len = if further_rows == 0 { 0 } else { step.max_query_len as usize };
-    BatchUpperBounds { decode_rows, max_query_len, mla_decode_tokens: tokens, ..any }
+/// Numbers of a step by which kernels are selected.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct StepNumbers {
+    pub(crate) tokens: usize,
+    pub(crate) rows: usize,
+    /// Number of the first rows that have one token each.
+    pub(crate) decode_rows: usize,
+    /// Upper bound of the tokens of the other rows.
+    pub(crate) max_query_len: usize,
+    /// Upper bound of the context lengths.
+    pub(crate) max_context_len: usize,
+}
+
+impl StepNumbers {
+    fn of(step: &ForeignStep) -> Self {
+        let (tokens, rows) = (step.tokens as usize, step.rows as usize);
+        let decode_rows = if step.one_token_rows != 0 { rows } else { step.decode_rows as usize };
+        let (max_query_len, max_context_len) =
+            (step.max_query_len as usize, step.max_context_len as usize);
+        Self { tokens, rows, decode_rows, max_query_len, max_context_len }
+    }
+
+    /// Returns upper bounds of the rows of every step with these numbers.
+    pub(crate) fn bounds(&self) -> BatchUpperBounds {
+        let Self { tokens, rows, decode_rows, max_query_len, max_context_len } = *self;
+        let further_rows = rows - decode_rows;
+        let further_tokens = tokens - decode_rows.min(tokens);
+        let any = BatchUpperBounds::of_any(further_tokens, further_rows, max_context_len);
+        let max_query_len = if further_rows == 0 { 0 } else { max_query_len };
+        BatchUpperBounds {
+            decode_rows,
+            max_query_len,
+            max_context_len,
+            mla_decode_tokens: tokens,
+            ..any
+        }
+    }
 }
 
 /// Returns a floating-point dtype as the only dtype of an argument.

@@ -17,15 +17,16 @@ pub(crate) struct OpenedBackend {
     pub(crate) threads: usize,
 }
 
-/// Opens the device of `options`.
-pub(crate) fn open(options: &PluginOptions) -> Result<OpenedBackend, PluginError> {
+/// Opens the device of `options` for one of `ranks` ranks. By default, the CPU cores are divided equally among the ranks.
+pub(crate) fn open(options: &PluginOptions, ranks: usize) -> Result<OpenedBackend, PluginError> {
+    let cores = available_parallelism().map_or(1, usize::from);
     let Some(config) = gpu_config(options) else {
-        let threads = options.threads.unwrap_or(0);
+        let share = if ranks > 1 { (cores / ranks).max(1) } else { 0 };
+        let threads = options.threads.unwrap_or(share);
         let cpu = CpuBackend::new(CpuConfig { threads, ..CpuConfig::default() })?;
         let threads = cpu.threads().threads();
         return Ok(OpenedBackend { backend: cpu.into(), threads });
     };
-    let cores = available_parallelism().map_or(1, usize::from);
     let threads = options.threads.unwrap_or(cores);
     Ok(OpenedBackend { backend: GpuBackend::open(&config)?.into(), threads })
 }

@@ -39,7 +39,7 @@ pub struct PluginOptions {
     /// Row counts of the steps that the host captures as graphs.
     #[serde(default)]
     pub capture_rows: Vec<usize>,
-    /// Threads of a CPU, or threads that prepare weights for a GPU; `None` = all cores.
+    /// Threads of a CPU, or threads that prepare weights for a GPU; `None` = all cores, of which each rank on a CPU gets a share.
     #[serde(default)]
     pub threads: Option<usize>,
     /// Folder of compiled GPU kernels; `None` = kernels are compiled at every start.

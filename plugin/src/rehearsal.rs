@@ -1,11 +1,11 @@
 //! Rehearsal: compiles and tunes all kernels, and allocates all memory, of the steps that a host may run.
 
 use ops::{
-    BatchRowLengths, BatchUpperBounds, DeviceBatchMetadata, ForeignStepArrays, ForeignStepBatch,
-    HostBatchMetadata, prompt_batches,
+    BatchUpperBounds, DeviceBatchMetadata, ForeignStepArrays, ForeignStepBatch, HostBatchMetadata,
+    prompt_batches,
 };
 
-use crate::foreign_model::REHEARSAL_BLOCK_TOKENS;
+use crate::foreign_model::{REHEARSAL_BLOCK_TOKENS, StepNumbers};
 use crate::{ForeignModel, PluginError};
 
 /// Up to this number of rows, a GEMM kernel may be specialised for the exact number of rows.
@@ -18,6 +18,18 @@ const CPU_TOKENS_MAX: usize = 512;
 struct RehearsedStep {
     lens: Vec<u32>,
     context: usize,
+}
+
+impl RehearsedStep {
+    fn numbers(&self) -> StepNumbers {
+        StepNumbers {
+            tokens: self.lens.iter().sum::<u32>() as usize,
+            rows: self.lens.len(),
+            decode_rows: self.lens.iter().take_while(|&&len| len == 1).count(),
+            max_query_len: self.lens.iter().copied().max().unwrap_or(0) as usize,
+            max_context_len: self.context,
+        }
+    }
 }
 
 impl ForeignModel {
@@ -56,6 +68,10 @@ impl ForeignModel {
         let tokens = options.max_num_tokens as u32;
         let mut prompts = prompt_batches(tokens, rows.min(options.max_num_tokens) as u32);
         prompts.reverse();
+        // The step with the most keys that MLA projects up for prompts.
+        let short = BatchUpperBounds::MLA_PREFILL_TOKENS as u32;
+        let short_rows = rows.min((tokens / short) as usize);
+        prompts.extend((short_rows > 0).then(|| vec![short; short_rows]));
         let decode_rows = options.capture_rows.iter().copied().chain([rows]);
         let mut decode_rows: Vec<usize> =
             decode_rows.chain(1..=SMALL_BATCH_ROWS.min(rows)).collect();
@@ -63,7 +79,10 @@ impl ForeignModel {
         decode_rows.sort_unstable();
         decode_rows.dedup();
         let decodes = decode_rows.into_iter().rev().map(|rows| vec![1; rows]);
-        let step = |lens| RehearsedStep { lens, context: longest };
+        let step = |lens: Vec<u32>| RehearsedStep {
+            lens: rows_within_context(&lens, longest, rows),
+            context: longest,
+        };
         let short = longest.min(BatchUpperBounds::SHORT_CONTEXT);
         let short_context = RehearsedStep { lens: vec![1], context: short };
         prompts.into_iter().chain(decodes).map(step).chain([short_context]).collect()
@@ -85,9 +104,7 @@ impl ForeignModel {
         inputs.block_tables = vec![0; width * step.lens.len()];
         let vocab = self.config.vocab;
         let ids: Vec<i32> = (0..tokens).map(|t| (t * 7919 % vocab) as i32).collect();
-        let lengths = |&len: &u32| BatchRowLengths { tokens: len as usize, context: step.context };
-        let bounds = BatchUpperBounds::of(step.lens.iter().map(lengths), 1);
-        let batch = self.prepare_rehearsal(&inputs, &ids, bounds)?;
+        let batch = self.prepare_rehearsal(&inputs, &ids, step.numbers().bounds())?;
         let hidden = self.rehearse_batch(&batch.metadata, &batch.ids)?;
         let rows = step.lens.len();
         self.head(&hidden.narrow(&[rows, self.config.hidden])?, None)
@@ -114,5 +131,26 @@ impl ForeignModel {
         let tables = ops.ids(&inputs.block_tables)?;
         let tables = tables.reshape(&[rows, inputs.block_tables.len() / rows])?;
         Ok(buffers.prepare(ops, host, tables, bounds)?)
+    }
+}
+
+/// Splits rows that are longer than `longest` tokens. Returns at most `rows_max` rows.
+fn rows_within_context(lens: &[u32], longest: usize, rows_max: usize) -> Vec<u32> {
+    let longest = longest as u32;
+    let split =
+        |&len: &u32| (0..len).step_by(longest as usize).map(move |from| longest.min(len - from));
+    lens.iter().flat_map(split).take(rows_max).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rehearsed_rows_fit_the_longest_context() {
+        assert_eq!(rows_within_context(&[1, 1, 7937], 4096, 256), [1, 1, 4096, 3841]);
+        assert_eq!(rows_within_context(&[8192], 4096, 256), [4096, 4096]);
+        assert_eq!(rows_within_context(&[1, 1, 90], 40, 4), [1, 1, 40, 40]);
+        assert_eq!(rows_within_context(&[16], 40, 4), [16]);
     }
 }

@@ -1,7 +1,7 @@
 //! Steps on the stream of a host, eager and captured by the host, on the emulated GPU.
 
 use crate::gpu_host::{EmulatedHost, open_emulated};
-use crate::test_host::{BLOCK_TOKENS, HostRow, StepMemory, StepNumbers, TestHost};
+use crate::test_host::{BLOCK_TOKENS, HostRow, StepMemory, StepSequence, TestHost};
 use crate::test_model::{PluginFixture, TestModel};
 
 /// Longest context of the models.
@@ -81,7 +81,7 @@ fn emulated_steps_equal_those_of_the_cpu() {
 fn steps_allocate_compile_and_wait_for_nothing() {
     let fixture = PluginFixture::read("qwen3-tied").with_layers(1);
     let EmulatedHost { model, mut host, gpu: _gpu } = open_emulated(&fixture, true);
-    let mut numbers = StepNumbers(33);
+    let mut numbers = StepSequence(33);
     let before = model.counters();
     for i in 0..1_000 {
         if i % 16 == 0 {

@@ -1,6 +1,6 @@
 //! Forward passes in the memory of a host: logits equal those of HF transformers, and do not depend on how a host batches.
 
-use crate::test_host::{HostRow, StepNumbers, TestHost};
+use crate::test_host::{HostRow, StepSequence, TestHost};
 use crate::test_model::{PluginFixture, TestModel};
 
 /// Maximum difference between logits in f32 and those of HF transformers.
@@ -78,7 +78,7 @@ fn two_models_in_one_process_do_not_disturb_each_other() {
 
 /// Runs the random step `i` of a host: a prompt, or a token of each sequence.
 fn step(host: &mut TestHost, model: &TestModel, tokens: &[i32], i: usize) -> Vec<i32> {
-    let mut numbers = StepNumbers(i as u64);
+    let mut numbers = StepSequence(i as u64);
     if i.is_multiple_of(10) {
         host.clear();
         let len = 3 + numbers.below(20);

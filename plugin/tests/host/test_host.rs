@@ -311,10 +311,10 @@ fn layer_bytes(layer: &Value) -> usize {
     BLOCKS * BLOCK_TOKENS * token * 4
 }
 
-/// StepNumbers of a linear congruential generator, below a bound.
-pub(crate) struct StepNumbers(pub(crate) u64);
+/// StepSequence of a linear congruential generator, below a bound.
+pub(crate) struct StepSequence(pub(crate) u64);
 
-impl StepNumbers {
+impl StepSequence {
     pub(crate) fn below(&mut self, bound: usize) -> usize {
         self.0 =
             self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
