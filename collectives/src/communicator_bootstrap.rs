@@ -1,17 +1,16 @@
 //! Bootstrap of the communicator of a device group: rank 0 sends the communicator id to all ranks through
-//! shared memory, and every rank waits until all ranks have joined the communicator.
+//! the rendezvous, and every rank waits until all ranks have joined the communicator.
 
 use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use device::{DeviceStream, MatMut};
 use kernels::gpu::GpuBackend;
 
 use crate::communicator::{CollectiveLibrary, CommunicatorId, GpuCommunicator};
+use crate::group_rendezvous::exchange_words;
 use crate::group_watchdog::GroupHealth;
-use crate::shared_memory_group::SharedMemoryGroup;
-use crate::{CollectiveBackend, CollectiveError};
+use crate::{CollectiveBackend, CollectiveError, SharedMemoryGroup};
 
 /// Timeout for the creation of the communicator, after all ranks have joined the shared memory group.
 const JOIN_TIMEOUT: Duration = Duration::from_mins(2);
@@ -38,15 +37,15 @@ pub(crate) fn join_communicator(
 /// Returns the id of a new communicator; rank 0 creates the id and sends it to the other ranks.
 fn share_communicator_id(
     library: &CollectiveLibrary,
-    shared: &SharedMemoryGroup,
+    rendezvous: &dyn crate::GroupRendezvous,
 ) -> Result<CommunicatorId, CollectiveError> {
-    let mut words = match shared.rank() {
+    let words = match rendezvous.rank() {
         0 => library.new_id()?.to_words(),
         _ => [0; CommunicatorId::WORDS],
     };
-    let id_words = MatMut::of(&mut words, 1, CommunicatorId::WORDS)?;
-    shared.broadcast(&DeviceStream::default(), id_words, 0)?;
-    Ok(CommunicatorId::from_words(&words))
+    let ids = exchange_words(rendezvous, &words)?;
+    let first = ids[..CommunicatorId::WORDS].first_chunk();
+    Ok(CommunicatorId::from_words(first.expect("the words of rank 0")))
 }
 
 /// Waits until all ranks have joined the communicator.

@@ -110,6 +110,12 @@ pub enum CollectiveError {
         /// Reason why the shared memory cannot be created, opened or mapped.
         error: String,
     },
+    /// The communication of a foreign host's ranks failed.
+    #[error("the all-gather of the host returned {status}")]
+    HostExchange {
+        /// Number that the function of the host returned.
+        status: i32,
+    },
     /// Rank `rank` has already been joined, by this process or by another process.
     #[error("rank {rank} of this group has already joined")]
     RankTaken {

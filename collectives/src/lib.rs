@@ -12,6 +12,7 @@ mod communicator_bootstrap;
 mod device_group;
 mod error;
 mod group;
+mod group_rendezvous;
 mod group_watchdog;
 mod peer_memory;
 mod peer_memory_group;
@@ -30,6 +31,7 @@ pub use error::CollectiveError;
 pub use group::{
     AllReduceNormArgs, AllReduceState, CollectiveBackend, CollectiveHostTime, ParallelGroup,
 };
+pub use group_rendezvous::{GroupRendezvous, HostGroup, meet_on_host};
 pub use group_watchdog::LaunchedCollectives;
 pub use peer_memory::{PeerMemory, PeerMemoryHandle, PeerMemoryRank};
 pub use rendezvous::SharedMemoryRendezvous;

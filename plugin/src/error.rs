@@ -104,9 +104,6 @@ pub enum PluginError {
     /// An earlier call with this model failed.
     #[error("the model cannot be used after an earlier failure: {0}")]
     FailedBefore(String),
-    /// The communication of the host's ranks failed.
-    #[error("all_gather of the host's ranks returned {0}")]
-    HostRanks(i32),
     /// The configuration of the model is invalid or not supported.
     #[error(transparent)]
     Config(#[from] ModelConfigError),
@@ -140,7 +137,6 @@ impl PluginError {
             | Self::Forward(ForwardError::Op(OpError::Device(error))) => is_rejected(error),
             Self::Forward(ForwardError::Collective(_))
             | Self::Collective(_)
-            | Self::HostRanks(_)
             | Self::FailedBefore(_) => false,
             _ => true,
         }

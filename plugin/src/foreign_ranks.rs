@@ -1,16 +1,15 @@
 //! Tensor-parallel ranks that are processes of a foreign host.
 
 use std::ffi::c_void;
-use std::path::PathBuf;
 
-use collectives::{DeviceGroup, ParallelGroup, SharedMemoryRendezvous};
+use collectives::{
+    CollectiveError, DeviceGroup, GroupRendezvous, HostGroup, ParallelGroup,
+    SharedMemoryRendezvous, meet_on_host,
+};
 use kernels::KernelBackend;
 use models::sharding::{ParallelRank, ParallelRanks};
 
 use crate::PluginError;
-
-/// Bytes in which a rank sends the path of shared memory to the others.
-const PATH_BYTES: usize = 64;
 
 /// Communication of the host's ranks, as `hadron_ranks` in `include/hadron.h`.
 #[derive(Debug, Clone, Copy)]
@@ -33,22 +32,53 @@ pub struct ForeignRanks {
     pub size: u32,
 }
 
-/// Tensor-parallel group of a model. The first rank keeps the shared memory through which the group was formed.
+/// Rendezvous of ranks that a foreign host started.
+struct ForeignRendezvous<'a>(&'a ForeignRanks);
+
+impl GroupRendezvous for ForeignRendezvous<'_> {
+    fn rank(&self) -> usize {
+        self.0.rank as usize
+    }
+
+    fn size(&self) -> usize {
+        self.0.size as usize
+    }
+
+    fn exchange(&self, own: &[u8]) -> Result<Vec<Vec<u8>>, CollectiveError> {
+        let null = CollectiveError::HostExchange { status: -1 };
+        let all_gather = self.0.all_gather.ok_or(null)?;
+        let mut all = vec![0u8; own.len() * self.size()];
+        // SAFETY: the caller of `RankGroup::join` guarantees the function; both buffers have the sizes that it needs.
+        let status = unsafe {
+            let (message, received) = (own.as_ptr().cast(), all.as_mut_ptr().cast());
+            all_gather(self.0.context, message, own.len() as u64, received)
+        };
+        if status != 0 {
+            return Err(CollectiveError::HostExchange { status });
+        }
+        Ok(all.chunks(own.len()).map(<[u8]>::to_vec).collect())
+    }
+
+    /// The host ends all ranks when one of them fails; the group in shared memory detects a failure by itself.
+    fn check_health(&self) -> Result<(), CollectiveError> {
+        Ok(())
+    }
+}
+
+/// Tensor-parallel group of a model, and the shared memory through which its ranks communicate.
 pub(crate) struct RankGroup {
     pub(crate) group: ParallelGroup,
     pub(crate) ranks: ParallelRanks,
-    _rendezvous: Option<SharedMemoryRendezvous>,
+    _memory: Option<SharedMemoryRendezvous>,
 }
 
 impl RankGroup {
     /// Returns the group of one rank.
     pub(crate) fn single() -> Self {
-        let ranks = ParallelRanks { tp: ParallelRank::SINGLE, ep: ParallelRank::SINGLE };
-        Self { group: ParallelGroup::single(), ranks, _rendezvous: None }
+        Self { group: ParallelGroup::single(), ranks: ParallelRanks::SINGLE, _memory: None }
     }
 
-    /// Forms the group of the host's ranks: the first rank creates shared memory, and the others open it at the path that they
-    /// receive from the host.
+    /// Forms the group of the host's ranks, which are processes of one machine.
     ///
     /// Errors: a rank is not below the number of ranks, the communication of the host fails, or the devices cannot connect.
     ///
@@ -66,46 +96,15 @@ impl RankGroup {
         if size == 1 {
             return Ok(Self::single());
         }
-        let created = (rank == 0).then(|| SharedMemoryRendezvous::create(&[size])).transpose()?;
-        let own_path = created.as_ref().map(|memory| memory.path().to_owned()).unwrap_or_default();
-        // SAFETY: the caller guarantees the function.
-        let path = unsafe { path_of_first_rank(host, &own_path)? };
-        let rendezvous = match created {
-            Some(memory) => memory,
-            None => SharedMemoryRendezvous::open(&path, &[size])?,
-        };
-        let shared = rendezvous.join(0, rank)?;
+        if host.all_gather.is_none() {
+            return Err(PluginError::Null { argument: "all_gather" });
+        }
+        let HostGroup { group: shared, memory } = meet_on_host(&ForeignRendezvous(host))?;
         let group = ParallelGroup::new(match backend.gpu() {
             Some(gpu) => Box::new(DeviceGroup::join(shared, gpu)?),
             None => Box::new(shared),
         });
         let ranks = ParallelRanks { tp: ParallelRank { rank, size }, ep: ParallelRank::SINGLE };
-        Ok(Self { group, ranks, _rendezvous: Some(rendezvous) })
+        Ok(Self { group, ranks, _memory: Some(memory) })
     }
-}
-
-/// Sends `own` to all ranks, and returns the path of the first rank.
-///
-/// # Safety
-/// As for [`RankGroup::join`].
-unsafe fn path_of_first_rank(
-    host: &ForeignRanks,
-    own: &std::path::Path,
-) -> Result<PathBuf, PluginError> {
-    let all_gather = host.all_gather.ok_or(PluginError::Null { argument: "all_gather" })?;
-    let mut message = [0u8; PATH_BYTES];
-    let text = own.as_os_str().as_encoded_bytes();
-    message[..text.len()].copy_from_slice(text);
-    let mut all = vec![0u8; PATH_BYTES * host.size as usize];
-    // SAFETY: the caller guarantees the function; both buffers have the sizes that it needs.
-    let code = unsafe {
-        let (own, all) = (message.as_ptr().cast(), all.as_mut_ptr().cast());
-        all_gather(host.context, own, PATH_BYTES as u64, all)
-    };
-    if code != 0 {
-        return Err(PluginError::HostRanks(code));
-    }
-    let first = all[..PATH_BYTES].split(|&byte| byte == 0).next().unwrap_or_default();
-    let path = std::str::from_utf8(first);
-    Ok(path.map_err(|_| PluginError::NotUtf8 { argument: "path of the first rank" })?.into())
 }
