@@ -13,7 +13,7 @@ use crate::{CollectiveBackend, CollectiveError, SharedMemoryGroup, SharedMemoryR
 /// Bytes of the message with the path of shared memory.
 const PATH_BYTES: usize = 64;
 
-/// Communication between the ranks of one group on the host, before and beside the collective operations of devices. All
+/// Communication between the ranks of one group on the host, in addition to the collective operations of devices. All
 /// ranks make the same calls in the same order.
 pub trait GroupRendezvous {
     /// Index of this rank in the group, below `size`.
