@@ -69,7 +69,7 @@ impl GpuHost {
 pub(crate) fn emulated_options(fixture: &PluginFixture, dir: &Path, library: &Path) -> Value {
     let mut options = fixture.options(dir);
     options["device"] = json!("rocm");
-    options["max_num_tokens"] = json!(40);
+    options["max_num_tokens"] = json!(24);
     options["max_num_rows"] = json!(8);
     options["max_model_len"] = json!(128);
     options["capture_rows"] = json!([1, 2, 4, 8]);

@@ -11,7 +11,7 @@ const WIDTH: usize = LONGEST / BLOCK_TOKENS;
 /// Adds `n` sequences of different lengths and computes their prompts.
 fn add_sequences(host: &mut TestHost, model: &TestModel, fixture: &PluginFixture, n: usize) {
     for i in 0..n {
-        let sequence = host.add(&fixture.tokens[i..=i + 7 + 3 * i]);
+        let sequence = host.add(&fixture.tokens[i..=i + 7 + 2 * i]);
         let len = host.tokens[sequence].len();
         host.run_one(model, sequence, 0, len - 1);
     }
@@ -69,10 +69,10 @@ fn emulated_steps_equal_those_of_the_cpu() {
     let cpu = TestModel::open(&fixture.options(dir.path()), None).unwrap();
     let mut cpu_host = TestHost::new(&cpu);
     let EmulatedHost { model, mut host, gpu: _gpu } = open_emulated(&fixture, true);
-    let tokens = &fixture.tokens[..35];
+    let tokens = &fixture.tokens[..24];
     let (on_cpu, on_gpu) = (cpu_host.add(tokens), host.add(tokens));
-    let expected = cpu_host.run_one(&cpu, on_cpu, 0, 35);
-    let logits = host.run_one(&model, on_gpu, 0, 35);
+    let expected = cpu_host.run_one(&cpu, on_cpu, 0, 24);
+    let logits = host.run_one(&model, on_gpu, 0, 24);
     let worst = expected.iter().zip(&logits).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
     assert!(worst < 1e-4, "{worst}");
 }
@@ -87,11 +87,11 @@ fn steps_allocate_compile_and_wait_for_nothing() {
         if i % 16 == 0 {
             host.clear();
             for _ in 0..=numbers.below(3) {
-                let len = 1 + numbers.below(12);
+                let len = 1 + numbers.below(8);
                 host.add(&fixture.tokens[..len]);
             }
         }
-        let (mut rows, mut budget) = (vec![], 40);
+        let (mut rows, mut budget) = (vec![], 24);
         for sequence in 0..host.tokens.len() {
             let len = host.tokens[sequence].len();
             let new = if i % 16 == 0 { len } else { 1 + numbers.below(2) };

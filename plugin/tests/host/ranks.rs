@@ -2,36 +2,20 @@
 
 use std::ffi::c_void;
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 
 use hadron_plugin::ForeignRanks;
 use serde_json::{Value, json};
 
-use crate::deadlines::{THREAD_TIMEOUT, wait_until};
+use crate::deadlines::DeadlineBarrier;
 use crate::emulated_gpu;
 use crate::test_host::TestHost;
 use crate::test_model::{PluginFixture, TestModel};
 
-/// Barrier of the threads of a test, with a deadline.
-struct RankBarrier {
-    size: usize,
-    arrived: AtomicUsize,
-}
-
-impl RankBarrier {
-    fn wait(&self) {
-        let order = self.arrived.fetch_add(1, Ordering::SeqCst);
-        let end = (order / self.size + 1) * self.size;
-        let all_arrived = || self.arrived.load(Ordering::SeqCst) >= end;
-        wait_until(THREAD_TIMEOUT, "all ranks at a barrier", all_arrived);
-    }
-}
-
 /// All-gather between threads, as a host provides it to one of its ranks.
 struct RankChannel<'a> {
     messages: &'a Mutex<Vec<Vec<u8>>>,
-    barrier: &'a RankBarrier,
+    barrier: &'a DeadlineBarrier,
     rank: usize,
 }
 
@@ -61,7 +45,7 @@ fn decode(
     options: impl Fn(usize) -> Value + Sync,
 ) -> Vec<Vec<i32>> {
     let messages = Mutex::new(vec![vec![]; size]);
-    let barrier = RankBarrier { size, arrived: AtomicUsize::new(0) };
+    let barrier = DeadlineBarrier::new(size);
     let run = |rank: usize| {
         let mut channel = RankChannel { messages: &messages, barrier: &barrier, rank };
         let context = std::ptr::from_mut(&mut channel).cast();
@@ -74,7 +58,7 @@ fn decode(
         let model = TestModel::open(&options(rank), Some(&ranks)).unwrap();
         model.rehearse().unwrap();
         let mut host = TestHost::new(&model);
-        let sequence = host.add(&fixture.tokens[..33]);
+        let sequence = host.add(&fixture.tokens[..19]);
         let mut start = 0;
         for _ in 0..12 {
             let len = host.tokens[sequence].len();
@@ -116,7 +100,7 @@ fn two_emulated_gpus_compute_the_tokens_of_one_cpu() {
         let mut options = options.clone();
         options["device"] = json!("rocm");
         options["device_index"] = json!(rank);
-        options["max_num_tokens"] = json!(64);
+        options["max_num_tokens"] = json!(24);
         options["libraries"] =
             json!({"driver": library, "collectives": library, "emulated_warp_size": 64});
         options["kernel_cache"] = json!(emulated_gpu::kernel_cache());
