@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from enum import IntEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from hadron.environment import read_environment
 
@@ -181,6 +181,39 @@ class StepInputs:
     stream: int
 
 
+class Ranks(Protocol):
+    """Communication of the ranks of a host with tensor parallelism."""
+
+    rank: int
+    size: int
+
+    def all_gather(self, own: bytes) -> list[bytes]:
+        """Returns the bytes of all ranks, in rank order. All ranks call this together, with equally many bytes."""
+        ...
+
+
+class RanksRecord:
+    """The ranks as the library sees them. An exception of `all_gather` is kept, because it cannot cross the library."""
+
+    def __init__(self, ranks: Ranks) -> None:
+        self._ranks = ranks
+        self._function = AllGather(self._all_gather)
+        self.record = HadronRanks(None, self._function, ranks.rank, ranks.size)
+        self.error: BaseException | None = None
+
+    def _all_gather(self, _context: int | None, own: int, size: int, gathered: int) -> int:
+        try:
+            parts = self._ranks.all_gather(ctypes.string_at(own, size))
+            sizes = [len(part) for part in parts]
+            if sizes != [size] * self._ranks.size:
+                raise ValueError(f"all_gather returned {sizes} bytes, not {size} of each of {self._ranks.size} ranks")
+            ctypes.memmove(gathered, b"".join(parts), sum(sizes))
+        except BaseException as error:
+            self.error = error
+            return 1
+        return 0
+
+
 def library_path() -> Path:
     """Returns the path of the library: that of HADRON_PLUGIN_LIBRARY, or the one in this package."""
     return read_environment().plugin_library or Path(__file__).with_name("libhadron_plugin.so")
@@ -240,14 +273,27 @@ def array(name: str, tensor: "torch.Tensor", dtypes: dict[str, DType] = DTYPES) 
 class Model:
     """One model of one rank. Its state belongs to the object, so several models may be used in turn."""
 
-    def __init__(self, options: dict[str, Any], path: Path | None = None) -> None:
-        """Loads a model with the options of hadron_open."""
+    def __init__(self, options: dict[str, Any], ranks: Ranks | None = None, path: Path | None = None) -> None:
+        """Loads a model with the options of hadron_open. All ranks call this together."""
         self._library = load_library(path or library_path())
         self._error = ctypes.create_string_buffer(ERROR_BYTES)
-        text, handle = json.dumps(options).encode(), ctypes.c_void_p()
-        self._check(self._library.hadron_open(text, len(text), None, ctypes.byref(handle), self._error, ERROR_BYTES))
-        self._handle = handle
-        self._close = weakref.finalize(self, self._library.hadron_close, handle)
+        self._ranks = RanksRecord(ranks) if ranks else None
+        self._handle = self._open(json.dumps(options).encode())
+        self._close = weakref.finalize(self, self._library.hadron_close, self._handle)
+
+    def _open(self, options: bytes) -> ctypes.c_void_p:
+        handle = ctypes.c_void_p()
+        record = ctypes.byref(self._ranks.record) if self._ranks else None
+        out = (ctypes.byref(handle), self._error, ERROR_BYTES)
+        status = self._library.hadron_open(options, len(options), record, *out)
+        host_error = self._ranks.error if self._ranks else None
+        if isinstance(host_error, Exception):
+            text = self._error.value.decode(errors="replace")
+            raise FailedError(f"{text}: {type(host_error).__name__}: {host_error}") from host_error
+        if host_error is not None:  # The process is to end.
+            raise host_error
+        self._check(status)
+        return handle
 
     def describe(self) -> ModelDescription:
         """Returns facts about the model."""

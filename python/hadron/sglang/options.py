@@ -15,8 +15,11 @@ if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
 FP8_CACHE_DTYPE = "fp8_e4m3"
-# SGLang limits the number of running requests to this value if the user does not.
+# SGLang limits the number of running requests to at most this value if the user does not. The exact limit depends on
+# the size of the KV pool, which is allocated after the model is opened.
 MAX_ROWS = 4096
+# SGLang runs at most one request per this number of tokens of the KV pool.
+MIN_TOKENS_PER_ROW = 2
 
 
 def model_settings(server_args: "ServerArgs", hf_config: "PretrainedConfig", dtype: torch.dtype) -> ModelSettings:
@@ -42,6 +45,8 @@ def model_options(
 
 def _step_limits(server_args: "ServerArgs", settings: ModelSettings) -> StepLimits:
     rows = server_args.max_running_requests or MAX_ROWS
+    if server_args.max_total_tokens is not None:
+        rows = min(rows, max(server_args.max_total_tokens // MIN_TOKENS_PER_ROW, 1))
     chunk = server_args.chunked_prefill_size
     prompts = chunk if chunk and chunk > 0 else max(server_args.max_prefill_tokens, settings.max_model_len)
     tokens = prompts + (rows if server_args.enable_mixed_chunk else 0)

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
 BLOCK_MULTIPLE = 16
-MAX_TENSOR_PARALLEL_SIZE = 1
 LOAD_FORMATS = ("auto", "safetensors", "fastsafetensors", "dummy")
 CACHE_DTYPES = ("auto", FP8_CACHE_DTYPE)
 
@@ -50,10 +49,10 @@ RULES = (
         lambda args: args.pp_size > 1,
     ),
     _rule(
-        "tensor parallelism",
-        f"more than {MAX_TENSOR_PARALLEL_SIZE} rank per model is not implemented",
-        f"use --tp-size {MAX_TENSOR_PARALLEL_SIZE}, or `hadron serve -tp N`",
-        lambda args: args.tp_size > MAX_TENSOR_PARALLEL_SIZE,
+        "models on several hosts",
+        "the ranks of a model share memory of one host",
+        "use --nnodes 1",
+        lambda args: args.nnodes > 1,
     ),
     _rule(
         "expert parallelism and DP attention",

@@ -16,6 +16,7 @@ from hadron.refusals import reject
 from hadron.vllm.kv_layers import HadronKvCache
 from hadron.vllm.metadata import HadronMetadata
 from hadron.vllm.options import model_options
+from hadron.vllm.ranks import tensor_parallel_ranks
 from hadron.vllm.refusals import refusals
 from hadron.vllm.register import WAY_BACK
 
@@ -40,7 +41,7 @@ class HadronForCausalLM(nn.Module):
         architecture = self.adapter.architecture
         reject(architecture, refusals(vllm_config, self.adapter), WAY_BACK)
         device_type = current_platform.device_type
-        self._hadron = Model(model_options(vllm_config, self.adapter, device_type))
+        self._hadron = Model(model_options(vllm_config, self.adapter, device_type), tensor_parallel_ranks())
         self._description = self._hadron.describe()
         self._kv_cache = HadronKvCache(vllm_config, self._description, self.adapter, prefix)
         self._dtype = vllm_config.model_config.dtype

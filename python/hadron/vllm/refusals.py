@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from vllm.config import VllmConfig
 
 BLOCK_MULTIPLE = 16
-MAX_TENSOR_PARALLEL_SIZE = 1
 LOAD_FORMATS = ("auto", "hf", "safetensors", "fastsafetensors", "instanttensor", "dummy")
 
 
@@ -43,10 +42,10 @@ RULES = (
         lambda config: config.parallel_config.pipeline_parallel_size > 1,
     ),
     _rule(
-        "tensor parallelism",
-        f"more than {MAX_TENSOR_PARALLEL_SIZE} rank per model is not implemented",
-        f"use --tensor-parallel-size {MAX_TENSOR_PARALLEL_SIZE}, or `hadron serve -tp N`",
-        lambda config: config.parallel_config.tensor_parallel_size > MAX_TENSOR_PARALLEL_SIZE,
+        "models on several hosts",
+        "the ranks of a model share memory of one host",
+        "use --nnodes 1, or one engine per host with --data-parallel-size",
+        lambda config: config.parallel_config.nnodes_within_dp > 1,
     ),
     _rule(
         "expert parallelism",

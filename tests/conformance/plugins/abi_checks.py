@@ -15,10 +15,10 @@ BLOCK_TOKENS, BLOCKS, TABLE_WIDTH = 16, 64, 16
 LIMITS = {"max_model_len": 256, "max_num_tokens": 160, "max_num_rows": 4}
 
 
-def open_model(golden: Golden, dtype: str = "float32") -> abi.Model:
+def open_model(golden: Golden, dtype: str = "float32", ranks: abi.Ranks | None = None) -> abi.Model:
     """Opens a model and rehearses it."""
     options = {"model_dir": str(golden.folder), "device": "cpu", "dtype": dtype, "threads": 1}
-    model = abi.Model(options | LIMITS | {"load_format": "synth", "seed": golden.seed})
+    model = abi.Model(options | LIMITS | {"load_format": "synth", "seed": golden.seed}, ranks)
     model.rehearse()
     return model
 
@@ -113,7 +113,7 @@ class AbiTest(unittest.TestCase):
             with self.subTest(name), self.assertRaisesRegex(abi.RejectedError, f"{name} is {value}"):
                 sequence.model.forward(dataclasses.replace(good, **{name: value}))
         narrow = dataclasses.replace(good, block_tables=good.block_tables[:, :1].clone())
-        with self.assertRaisesRegex(abi.RejectedError, "table_width"):
+        with self.assertRaisesRegex(abi.RejectedError, "max_context_len is 17, at most 16 is allowed"):
             sequence.model.forward(narrow)
         with self.assertRaisesRegex(abi.RejectedError, "rows of one token"):
             sequence.model.forward(dataclasses.replace(good, one_token_rows=True))

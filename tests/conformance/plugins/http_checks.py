@@ -48,10 +48,10 @@ def free_port() -> int:
 
 
 @contextlib.contextmanager
-def server(host: str, log: Path) -> Iterator[str]:
-    """Runs the server and yields its URL when it is ready."""
+def server(command: list[str], log: Path) -> Iterator[tuple[str, subprocess.Popen]]:
+    """Runs a server in a session of its own, and yields its URL and its process when it is ready."""
     port = free_port()
-    command = [*SERVERS[host], "--host", "127.0.0.1", "--port", str(port)]
+    command = [*command, "--host", "127.0.0.1", "--port", str(port)]
     environment = os.environ | {"HADRON_REQUIRE": "1"}
     with log.open("w") as output:
         process = subprocess.Popen(
@@ -59,7 +59,7 @@ def server(host: str, log: Path) -> Iterator[str]:
         )
     try:
         wait_until_ready(process, f"http://127.0.0.1:{port}")
-        yield f"http://127.0.0.1:{port}"
+        yield f"http://127.0.0.1:{port}", process
     finally:
         process.send_signal(signal.SIGINT)
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -87,7 +87,7 @@ def main(host: str, hadron: str) -> None:
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder, "server.log")
         try:
-            with server(host, log) as url:
+            with server(SERVERS[host], log) as (url, _):
                 command = [hadron, "eval", "tasks", "--base-url", url, "--concurrency", str(CONCURRENCY)]
                 score = subprocess.run([*command, "--min-score", "1"], capture_output=True, text=True, check=False)
                 print(score.stdout, score.stderr)

@@ -1,21 +1,27 @@
 #!/usr/bin/env bash
 # Unmodified vLLM and SGLang with Hadron's models, on a CPU: ABI, registration, refusals, golden tokens, HTTP.
 #
-#   run.sh [LIBRARY [HADRON [FOLDER [HOST...]]]]
+#   run.sh [--turn N] [LIBRARY [HADRON [FOLDER [HOST...]]]]
 #
 # LIBRARY and HADRON are a built libhadron_plugin.so and `hadron` (default: those of target/release). Virtual environments are created in
-# FOLDER (default target/plugins) and kept; the first run downloads about 1 GB per host. HOST is vllm or sglang (default: both).
-# PLUGINS_PYTHON (default: python3.12, or that of pyenv) is the Python of the environments.
+# FOLDER (default target/plugins) and kept; the first run downloads about 1 GB per host. HOST is vllm or sglang (default: both;
+# with --turn, one of them: vllm if N is even, sglang if N is odd).
+# PLUGINS_PYTHON (default: python3.12 of pyenv or of PATH, else python3) is the Python of the environments.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 root=$(cd "$here/../../.." && pwd)
+default_hosts=(vllm sglang)
+if [ "${1:-}" = --turn ]; then
+    default_hosts=("${default_hosts[$2 % 2]}")
+    shift 2
+fi
 library=$(realpath "${1:-$root/target/release/libhadron_plugin.so}")
 hadron=$(realpath "${2:-$root/target/release/hadron}")
 folder=$(mkdir -p "${3:-$root/target/plugins}" && realpath "${3:-$root/target/plugins}")
 hosts=("${@:4}")
-[ ${#hosts[@]} -gt 0 ] || hosts=(vllm sglang)
-python312=${PLUGINS_PYTHON:-$(find ~/.pyenv/versions -path '*3.12*/bin/python3.12' 2>/dev/null | sort | tail -n 1)}
-python312=${python312:-python3.12}
+[ ${#hosts[@]} -gt 0 ] || hosts=("${default_hosts[@]}")
+base_python=${PLUGINS_PYTHON:-$(find ~/.pyenv/versions -path '*3.12*/bin/python3.12' 2>/dev/null | sort | tail -n 1)}
+base_python=${base_python:-$(command -v python3.12 || command -v python3)}
 export PYTHONDONTWRITEBYTECODE=1 PYTHONWARNINGS=ignore PIP_DISABLE_PIP_VERSION_CHECK=1 HF_HUB_OFFLINE=1 VLLM_NO_USAGE_STATS=1
 
 # venv HOST: creates the environment once for the packages of the host.
@@ -24,7 +30,7 @@ venv() {
     cmp -s "$packages" "$place/.packages" && return
     echo "== installs $1"
     rm -rf "$place"
-    "$python312" -m venv "$place"
+    "$base_python" -m venv "$place"
     "$place/bin/pip" install --quiet --no-deps --requirement "$packages"
     site=$("$place/bin/python" -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])')
     "$place/bin/python" "$here/cpu_stubs.py" "$site/torch/lib" "$place/stubs"
@@ -64,12 +70,16 @@ check() {
 check package python3 -m unittest discover -s "$root/python/tests"
 for host in "${hosts[@]}"; do
     enter "$host"
-    [ "$host" != vllm ] || check abi "$python" "$here/abi_checks.py"
+    if [ "$host" = "${hosts[0]}" ]; then
+        check abi "$python" "$here/abi_checks.py"
+        check ranks "$python" "$here/ranks_checks.py"
+    fi
     # Two processes at once, because they mostly import modules.
     check "$host-engine" "$python" "$here/${host}_checks.py" &
     engine=$!
     failed=0
     check "$host-http" "$python" "$here/http_checks.py" "$host" "$hadron" || failed=1
+    check "$host-ranks" "$python" "$here/server_ranks_checks.py" "$host" || failed=1
     wait "$engine" || failed=1
     [ $failed = 0 ]
 done

@@ -133,7 +133,7 @@ class RefusalTest(unittest.TestCase):
     REQUESTS = (
         ("LoRA", {"enable_lora": True}),
         ("pipeline parallelism", {"pp_size": 2}),
-        ("tensor parallelism", {"tp_size": 2}),
+        ("models on several hosts", {"nnodes": 2}),
         ("expert parallelism", {"ep_size": 2}),
         ("context parallelism", {"dcp_size": 2}),
         ("overlapping forward passes", {"enable_two_batch_overlap": True}),
@@ -174,6 +174,7 @@ class RefusalTest(unittest.TestCase):
         self.assertEqual(self.arguments.page_size, 16)
         self.assertEqual(self.refused(), [])
         self.assertEqual(self.refused(kv_cache_dtype="fp8_e4m3", page_size=64), [])
+        self.assertEqual(self.refused(tp_size=2), [])
 
     def test_each_unsupported_setting_is_refused_with_reason_and_remedy(self) -> None:
         from hadron.sglang.refusals import RULES

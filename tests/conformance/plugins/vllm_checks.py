@@ -187,7 +187,7 @@ class RefusalTest(FolderTest):
     REQUESTS = (
         ("LoRA", {"lora_config": object()}),
         ("pipeline parallelism", {"parallel_config.pipeline_parallel_size": 2}),
-        ("tensor parallelism", {"parallel_config.tensor_parallel_size": 2}),
+        ("models on several hosts", {"parallel_config.nnodes": 2}),
         ("expert parallelism", {"parallel_config.enable_expert_parallel": True}),
         ("context parallelism", {"parallel_config.decode_context_parallel_size": 2}),
         ("dual batch overlap", {"parallel_config.enable_dbo": True}),
@@ -230,7 +230,8 @@ class RefusalTest(FolderTest):
         return config
 
     def test_supported_settings_are_accepted(self) -> None:
-        for attributes in ({}, {"cache_config.cache_dtype": "fp8"}, {"cache_config.cache_dtype": "bfloat16"}):
+        ranks = {"parallel_config.tensor_parallel_size": 2}
+        for attributes in ({}, ranks, {"cache_config.cache_dtype": "fp8"}, {"cache_config.cache_dtype": "bfloat16"}):
             self.assertEqual(list(refusals.refusals(self.changed(attributes), self.adapter)), [])
 
     def test_each_unsupported_setting_is_refused_with_reason_and_remedy(self) -> None:

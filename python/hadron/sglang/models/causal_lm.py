@@ -14,6 +14,7 @@ from hadron.abi import Model, library_version
 from hadron.adapters import ADAPTERS, Adapter
 from hadron.device import current_stream, device_name
 from hadron.sglang.options import model_options
+from hadron.sglang.ranks import tensor_parallel_ranks
 from hadron.sglang.register import BACKEND, WAY_BACK
 from hadron.sglang.weights import NO_NEW_WEIGHTS
 
@@ -56,7 +57,7 @@ class HadronForCausalLM(nn.Module):
         if server_args.attention_backend != BACKEND:
             raise ValueError(f"{architecture} of Hadron needs the attention backend {BACKEND}. {WAY_BACK}")
         self._dtype = torch.get_default_dtype()
-        self._hadron = Model(model_options(server_args, config, self._dtype, self.adapter))
+        self._hadron = Model(model_options(server_args, config, self._dtype, self.adapter), tensor_parallel_ranks())
         self._description = self._hadron.describe()
         self._has_synthetic_weights = server_args.load_format == "dummy"
         self._has_loaded = False
@@ -68,10 +69,15 @@ class HadronForCausalLM(nn.Module):
 
     def bind_kv(self, layers: list[torch.Tensor], page_tokens: int) -> None:
         """Binds the memory of the KV pool."""
-        expected = self._description.kv_layers[0].dtype
-        if layers[0].element_size() != {"float32": 4, "fp8": 1}.get(expected, 2):
+        layer, page = self._description.kv_layers[0], layers[0][0]
+        if page.element_size() != {"float32": 4, "fp8": 1}.get(layer.dtype, 2):
             raise ValueError(
-                f"the KV pool has dtype {layers[0].dtype}, Hadron's model has {expected}: set --kv-cache-dtype"
+                f"the KV pool has dtype {page.dtype}, Hadron's model has {layer.dtype}: set --kv-cache-dtype"
+            )
+        if page.numel() != page_tokens * layer.token_elements():
+            raise ValueError(
+                f"the KV pool has {page.numel()} elements per page of {page_tokens} tokens, "
+                f"this rank of Hadron's model has {layer.token_elements()} per token"
             )
         self._hadron.bind_kv(layers, layers[0].shape[0], page_tokens)
 
