@@ -2,7 +2,7 @@
 //! alive.
 //!
 //! [`SharedMemoryGroup`] is the form for processes of one host. A foreign host (an inference server that runs the ranks)
-//! implements the trait by its own communication; its ranks then share memory through [`meet_on_host`].
+//! implements the trait by its own communication; its ranks then share memory through [`form_host_group`].
 
 use std::path::PathBuf;
 
@@ -97,23 +97,26 @@ pub struct HostGroup {
 /// Forms the shared memory group of the ranks of `rendezvous`, all of which are processes of one host: rank 0 creates the
 /// memory, and the other ranks open it at the path that rank 0 sends them.
 ///
-/// Errors: the exchange fails, or the memory cannot be created or opened.
-pub fn meet_on_host(rendezvous: &dyn GroupRendezvous) -> Result<HostGroup, CollectiveError> {
+/// Errors: the exchange fails, or a rank cannot create, open or join the memory; then all ranks return an error.
+pub fn form_host_group(rendezvous: &dyn GroupRendezvous) -> Result<HostGroup, CollectiveError> {
     let sizes = [rendezvous.size()];
     let rank = rendezvous.rank();
-    let created = (rank == 0).then(|| SharedMemoryRendezvous::create(&sizes)).transpose()?;
-    let mut message = created
-        .as_ref()
-        .map_or_else(Vec::new, |memory| memory.path().as_os_str().as_encoded_bytes().to_vec());
+    let created = (rank == 0).then(|| SharedMemoryRendezvous::create(&sizes));
+    let mut message = match &created {
+        Some(Ok(memory)) => memory.path().as_os_str().as_encoded_bytes().to_vec(),
+        _ => Vec::new(), // An empty path: the other ranks fail as well.
+    };
     message.resize(PATH_BYTES, 0);
     let messages = rendezvous.exchange(&message)?;
-    let memory = match created {
-        Some(memory) => memory,
-        None => SharedMemoryRendezvous::open(&path_in(&messages[0]), &sizes)?,
-    };
-    let group = memory.join(0, rank)?;
-    rendezvous.barrier()?; // Every rank has opened the memory.
-    Ok(HostGroup { group, memory })
+    let memory =
+        created.unwrap_or_else(|| SharedMemoryRendezvous::open(&path_in(&messages[0]), &sizes));
+    let joined = memory.and_then(|memory| Ok(HostGroup { group: memory.join(0, rank)?, memory }));
+    // Every rank has opened the memory, or all ranks fail.
+    let joined_ranks = rendezvous.exchange(&[u8::from(joined.is_ok())])?;
+    match joined_ranks.iter().position(|joined| joined != &[1]) {
+        Some(rank) => Err(joined.err().unwrap_or(CollectiveError::RankFailed { rank })),
+        None => joined,
+    }
 }
 
 /// Path in a message of `PATH_BYTES` bytes.
@@ -156,7 +159,7 @@ mod tests {
     fn ranks_of_one_host_meet_through_any_rendezvous() {
         let memory = SharedMemoryRendezvous::create(&[2]).unwrap();
         let meet = |rank: usize| {
-            let host = meet_on_host(&memory.join(0, rank).unwrap()).unwrap();
+            let host = form_host_group(&memory.join(0, rank).unwrap()).unwrap();
             let mut x = [1.5f32 + rank as f32];
             let sum = MatMut::of(&mut x, 1, 1).unwrap();
             host.group.all_reduce(&DeviceStream::default(), sum).unwrap();
@@ -169,6 +172,44 @@ mod tests {
             let sums: Vec<f32> = ranks.into_iter().map(|rank| rank.join().unwrap()).collect();
             assert_eq!(sums, [4.0, 4.0]);
         });
+    }
+
+    /// Rendezvous whose messages are those of a list.
+    struct ScriptedRendezvous {
+        rank: usize,
+        messages: [Vec<u8>; 2],
+    }
+
+    impl GroupRendezvous for ScriptedRendezvous {
+        fn rank(&self) -> usize {
+            self.rank
+        }
+
+        fn size(&self) -> usize {
+            2
+        }
+
+        fn exchange(&self, own: &[u8]) -> Result<Vec<Vec<u8>>, CollectiveError> {
+            let other = &self.messages[usize::from(own.len() == 1)];
+            Ok(if self.rank == 0 {
+                vec![own.to_vec(), other.clone()]
+            } else {
+                vec![other.clone(), own.to_vec()]
+            })
+        }
+
+        fn check_health(&self) -> Result<(), CollectiveError> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn all_ranks_fail_if_one_cannot_join() {
+        let messages = [vec![0; PATH_BYTES], vec![0]];
+        let error = form_host_group(&ScriptedRendezvous { rank: 0, messages: messages.clone() });
+        assert_eq!(error.err(), Some(CollectiveError::RankFailed { rank: 1 }));
+        let error = form_host_group(&ScriptedRendezvous { rank: 1, messages }).err().unwrap();
+        assert!(matches!(error, CollectiveError::SharedMemory { .. }), "{error}");
     }
 
     #[test]

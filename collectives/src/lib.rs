@@ -31,7 +31,7 @@ pub use error::CollectiveError;
 pub use group::{
     AllReduceNormArgs, AllReduceState, CollectiveBackend, CollectiveHostTime, ParallelGroup,
 };
-pub use group_rendezvous::{GroupRendezvous, HostGroup, meet_on_host};
+pub use group_rendezvous::{GroupRendezvous, HostGroup, form_host_group};
 pub use group_watchdog::LaunchedCollectives;
 pub use peer_memory::{PeerMemory, PeerMemoryHandle, PeerMemoryRank};
 pub use rendezvous::SharedMemoryRendezvous;

@@ -2,9 +2,9 @@
  *
  * A host opens a model, lets it rehearse the largest steps, binds the memory of its KV cache, and then calls hadron_forward and
  * hadron_logits in each step. All arrays are memory of the host; each address comes with its size in bytes, which is checked.
- * docs/plugins.md has an example.
  *
- * Calls with the same model must not overlap in time. Different models are independent.
+ * Calls with the same model must not overlap in time, and their launches (replays of captured graphs included) must follow each
+ * other on the device: calls on different streams need an event between them. Different models are independent.
  */
 #ifndef HADRON_H
 #define HADRON_H
@@ -48,7 +48,8 @@ typedef struct hadron_array {
 typedef struct hadron_ranks {
     void *context; /* Passed to `all_gather`. */
     /* Gathers `bytes` bytes of each rank into `all`, in rank order: `size * bytes` bytes. Returns 0, or another number on failure.
-     * Called by all ranks in the same order, by the thread that calls hadron_open. */
+     * Called by all ranks in the same order, by the thread that calls hadron_open. If hadron_open fails on one rank, the host ends the
+     * calls of the others. */
     int32_t (*all_gather)(void *context, const void *own, uint64_t bytes, void *all);
     uint32_t rank;
     uint32_t size;
@@ -103,6 +104,7 @@ const char *hadron_version(void);
  *   max_model_len   longest context
  *   max_num_tokens  most tokens of a step
  *   max_num_rows    most rows of a step
+ *   block_tokens    tokens of a block of the KV cache, a multiple of 16 (default 16)
  *   capture_rows    row counts of the steps that the host captures as graphs (default none)
  *   threads         threads of a CPU, or threads that prepare weights (default: all cores; on a CPU, divided among the ranks)
  *   kernel_cache    folder of compiled GPU kernels (default none)
@@ -118,8 +120,8 @@ int32_t hadron_open(const char *options, uint64_t options_bytes, const hadron_ra
  *     {"kind": "heads", "kv_heads", "head_dim", "dtype"} or {"kind": "mla", "width", "dtype"} */
 int32_t hadron_describe(hadron_model *model, char *json, uint64_t json_room, char *error, uint64_t room);
 
-/* Compiles and tunes all kernels and allocates all memory of the steps that `hadron_open` allows. Called before the host measures
- * free memory. */
+/* Compiles and tunes all kernels and allocates all memory of the steps that `hadron_open` allows, and of logits of up to max_num_rows
+ * rows. Called before the host measures free memory. */
 int32_t hadron_rehearse(hadron_model *model, char *error, uint64_t room);
 
 /* Binds the memory of the KV cache: one array per layer, in the order of `kv_layers`. A later call replaces the earlier arrays.
@@ -138,7 +140,7 @@ int32_t hadron_logits(hadron_model *model, uint64_t stream, const hadron_array *
 /* Writes the counters of the model to `counters`. */
 int32_t hadron_count(hadron_model *model, hadron_counters *counters, char *error, uint64_t room);
 
-/* Waits for the device and frees the model. Null is ignored. */
+/* Frees the model, whose launches must have completed. Null is ignored. */
 void hadron_close(hadron_model *model);
 
 #ifdef __cplusplus

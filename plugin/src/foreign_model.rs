@@ -67,12 +67,6 @@ pub struct ModelCounters {
     pub steps: u64,
 }
 
-/// KV cache of a host.
-struct ForeignKvCache {
-    pool: KvPool,
-    block_tokens: usize,
-}
-
 /// A loaded model, with the scratch memory of its steps and the KV cache of the host.
 pub struct ForeignModel {
     pub(crate) options: PluginOptions,
@@ -88,12 +82,9 @@ pub struct ForeignModel {
     /// Pool of one block for the rehearsal; the LM head needs a pool and a batch, which it does not read.
     pub(crate) rehearsal_pool: KvPool,
     empty_batch: DeviceBatchMetadata,
-    kv: Option<ForeignKvCache>,
+    kv: Option<KvPool>,
     steps: u64,
 }
-
-/// Tokens of a block of the pool for the rehearsal.
-pub(crate) const REHEARSAL_BLOCK_TOKENS: usize = 16;
 
 impl ForeignModel {
     /// Opens the device and loads the model.
@@ -140,7 +131,7 @@ impl ForeignModel {
         let buffers = ForeignStepBuffers::new(&ops, options.max_num_tokens, options.max_num_rows)?;
         let data_parallel = collectives::ParallelGroup::single();
         let order = ops.device().kv_order();
-        let (blocks, tokens) = (1, REHEARSAL_BLOCK_TOKENS);
+        let (blocks, tokens) = (1, options.block_tokens);
         let layout = kv_layout(&config, &grouping, kv_dtype, blocks, tokens, order, &ranks.ranks)?;
         let rehearsal_pool = KvPool::new(&ops, layout)?;
         let no_rows = HostBatchMetadata { cu_q: vec![0], ..HostBatchMetadata::default() };
@@ -186,6 +177,8 @@ impl ForeignModel {
         blocks: usize,
         block_tokens: usize,
     ) -> Result<(), PluginError> {
+        check_equal("block_tokens", block_tokens as u64, self.options.block_tokens as u64)?;
+        check_at_most("blocks", blocks, i32::MAX as usize / block_tokens)?;
         let layout = self.kv_layout(blocks, block_tokens)?;
         let count = self.grouping.pool_layers();
         if layers.len() != count {
@@ -204,7 +197,7 @@ impl ForeignModel {
         // SAFETY: the caller guarantees the memory.
         let buffer = |layer: &ForeignArray| unsafe { layer.buffer("layer of the KV cache", bytes) };
         let buffers = layers.iter().map(buffer).collect::<Result<Vec<_>, _>>()?;
-        self.kv = Some(ForeignKvCache { pool: KvPool::foreign(buffers, layout)?, block_tokens });
+        self.kv = Some(KvPool::foreign(buffers, layout)?);
         Ok(())
     }
 
@@ -223,7 +216,7 @@ impl ForeignModel {
         }
         self.check_step(step)?;
         let Self { ops, kv, buffers, .. } = self;
-        let ForeignKvCache { pool, .. } = kv.as_ref().ok_or(PluginError::KvNotBound)?;
+        let pool = kv.as_ref().ok_or(PluginError::KvNotBound)?;
         let dtype = ops.dtype();
         step.hidden.dtype("hidden", only_dtype(dtype))?;
         // SAFETY: the caller guarantees memory and stream for the launches of this call.
@@ -290,17 +283,16 @@ impl ForeignModel {
         };
         let hidden = Tensor::foreign(hidden, dtype, &[rows, channels])?;
         let logits = Tensor::foreign(logits, DType::F32, &[rows, vocab])?;
-        self.head(&hidden, Some(logits))?;
+        self.head(&hidden, logits)?;
         drop(stream);
         Ok(())
     }
 
-    /// Computes the logits of `hidden [rows, hidden_size]` in the memory of `logits`, or in scratch memory.
-    pub(crate) fn head(&self, hidden: &Tensor, logits: Option<Tensor>) -> Result<(), PluginError> {
+    /// Computes the logits of `hidden [rows, hidden_size]` in the memory of `logits`.
+    pub(crate) fn head(&self, hidden: &Tensor, logits: Tensor) -> Result<(), PluginError> {
         let Self { ops, ranks, data_parallel, rehearsal_pool, empty_batch, .. } = self;
-        let output = logits.map(OutputMemory::new);
-        let output = output.as_ref();
-        let f = context(ops, ranks, data_parallel, rehearsal_pool, empty_batch, output);
+        let output = OutputMemory::new(logits);
+        let f = context(ops, ranks, data_parallel, rehearsal_pool, empty_batch, Some(&output));
         self.model.logits(&f, hidden)?;
         Ok(())
     }
@@ -339,8 +331,10 @@ impl ForeignModel {
         if step.one_token_rows != 0 {
             check_equal("rows of one token", u64::from(step.rows), u64::from(step.tokens))?;
         }
-        let kv = self.kv.as_ref().ok_or(PluginError::KvNotBound)?;
-        let table_tokens = step.table_width as usize * kv.block_tokens;
+        if self.kv.is_none() {
+            return Err(PluginError::KvNotBound);
+        }
+        let table_tokens = step.table_width as usize * self.options.block_tokens;
         check_at_most("max_context_len", step.max_context_len as usize, table_tokens)
     }
 }

@@ -4,7 +4,7 @@ use std::ffi::c_void;
 
 use collectives::{
     CollectiveError, DeviceGroup, GroupRendezvous, HostGroup, ParallelGroup,
-    SharedMemoryRendezvous, meet_on_host,
+    SharedMemoryRendezvous, form_host_group,
 };
 use kernels::KernelBackend;
 use models::sharding::{ParallelRank, ParallelRanks};
@@ -99,7 +99,7 @@ impl RankGroup {
         if host.all_gather.is_none() {
             return Err(PluginError::Null { argument: "all_gather" });
         }
-        let HostGroup { group: shared, memory } = meet_on_host(&ForeignRendezvous(host))?;
+        let HostGroup { group: shared, memory } = form_host_group(&ForeignRendezvous(host))?;
         let group = ParallelGroup::new(match backend.gpu() {
             Some(gpu) => Box::new(DeviceGroup::join(shared, gpu)?),
             None => Box::new(shared),

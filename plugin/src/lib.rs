@@ -4,7 +4,7 @@
 //! computes hidden states and logits of a step in the memory of the host. The interface is `include/hadron.h`; `abi.rs` exports
 //! it, and checks every address and size that it receives.
 //!
-//! There is no state outside of a model: no statics, no environment variables, no thread-local values.
+//! No state outside of a model changes, except for the current GPU context of the calling thread; environment variables are not read.
 
 #![allow(clippy::cast_ptr_alignment, reason = "addresses are checked before they are typed")]
 

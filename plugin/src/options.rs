@@ -36,6 +36,9 @@ pub struct PluginOptions {
     pub max_num_tokens: usize,
     /// Most rows of a step.
     pub max_num_rows: usize,
+    /// Tokens of a block of the KV cache.
+    #[serde(default = "default_block_tokens")]
+    pub block_tokens: usize,
     /// Row counts of the steps that the host captures as graphs.
     #[serde(default)]
     pub capture_rows: Vec<usize>,
@@ -51,6 +54,11 @@ pub struct PluginOptions {
     /// Paths that replace the search for the libraries of the GPU.
     #[serde(default)]
     pub libraries: Option<LibraryPaths>,
+}
+
+/// Tokens of a block unless the host states another number.
+fn default_block_tokens() -> usize {
+    16
 }
 
 /// Kind of a device.
@@ -125,11 +133,12 @@ impl PluginOptions {
     /// Errors: the error names the field.
     pub fn parse(json: &str) -> Result<Self, PluginError> {
         let options: Self = serde_json::from_str(json)?;
-        let Self { max_model_len, max_num_tokens, max_num_rows, .. } = &options;
+        let Self { max_model_len, max_num_tokens, max_num_rows, block_tokens, .. } = &options;
         for (field, &value) in [
             ("max_model_len", max_model_len),
             ("max_num_tokens", max_num_tokens),
             ("max_num_rows", max_num_rows),
+            ("block_tokens", block_tokens),
         ] {
             if value == 0 || value > i32::MAX as usize {
                 let expected = "a number from 1 to 2,147,483,647";

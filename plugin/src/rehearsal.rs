@@ -1,11 +1,11 @@
 //! Rehearsal: compiles and tunes all kernels, and allocates all memory, of the steps that a host may run.
 
 use ops::{
-    BatchUpperBounds, DeviceBatchMetadata, ForeignStepArrays, ForeignStepBatch, HostBatchMetadata,
-    prompt_batches,
+    BatchUpperBounds, DType, DeviceBatchMetadata, ForeignStepArrays, ForeignStepBatch,
+    HostBatchMetadata, prompt_batches,
 };
 
-use crate::foreign_model::{REHEARSAL_BLOCK_TOKENS, StepNumbers};
+use crate::foreign_model::StepNumbers;
 use crate::{ForeignModel, PluginError};
 
 /// Up to this number of rows, a GEMM kernel may be specialised for the exact number of rows.
@@ -92,7 +92,7 @@ impl ForeignModel {
     fn rehearse_step(&mut self, step: &RehearsedStep) -> Result<(), PluginError> {
         let tokens = step.lens.iter().sum::<u32>() as usize;
         let mut inputs = HostBatchMetadata { cu_q: vec![0], ..HostBatchMetadata::default() };
-        let width = step.context.div_ceil(REHEARSAL_BLOCK_TOKENS);
+        let width = step.context.div_ceil(self.options.block_tokens);
         for &len in &step.lens {
             let end = inputs.cu_q.last().copied().unwrap_or_default() + len as i32;
             inputs.cu_q.push(end);
@@ -107,7 +107,9 @@ impl ForeignModel {
         let batch = self.prepare_rehearsal(&inputs, &ids, step.numbers().bounds())?;
         let hidden = self.rehearse_batch(&batch.metadata, &batch.ids)?;
         let rows = step.lens.len();
-        self.head(&hidden.narrow(&[rows, self.config.hidden])?, None)
+        // Not in the arena, which would keep the memory: steps of a host have logits in memory of the host.
+        let logits = self.ops.zeros(DType::F32, &[rows, self.config.vocab])?;
+        self.head(&hidden.narrow(&[rows, self.config.hidden])?, logits)
     }
 
     /// Uploads the arrays of a step, and prepares them as those of a host.

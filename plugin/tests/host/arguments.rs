@@ -88,6 +88,11 @@ fn wrong_logits_and_kv_arrays_are_rejected() {
     assert_eq!(text, format!("layers of the KV cache is {}, expected {layers}", layers + 1));
     let text = rejection(model.bind_kv(&vec![small.array(I32); layers], BLOCKS as u64, tokens));
     assert_eq!(text, "layer of the KV cache has dtype 4, expected [F32]");
+    let layers_of_block = vec![small.array(F32); layers];
+    let text = rejection(model.bind_kv(&layers_of_block, BLOCKS as u64, 2 * tokens));
+    assert_eq!(text, "block_tokens is 32, expected 16");
+    let text = rejection(model.bind_kv(&layers_of_block, 1 << 60, tokens));
+    assert_eq!(text, "blocks is 1152921504606846976, at most 134217727 is allowed");
     let host = TestHost::new(&model);
     let hidden = HostMemory::new(host.hidden_size * 4, 0);
     let text = rejection(model.logits(0, &hidden.array(F32), &small.array(F32), 1));
