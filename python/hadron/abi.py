@@ -193,7 +193,7 @@ class Ranks(Protocol):
 
 
 class RanksRecord:
-    """The ranks as the library sees them. An exception of `all_gather` is kept, because it cannot cross the library."""
+    """The ranks as a struct hadron_ranks. An exception of `all_gather` is kept, because it cannot cross the library."""
 
     def __init__(self, ranks: Ranks) -> None:
         self._ranks = ranks

@@ -13,7 +13,7 @@ class Adapter:
     """What is particular to an architecture, for every host."""
 
     architecture: str
-    # Properties of the model that Hadron has not got under a host.
+    # Properties of the model that are not supported under a host.
     refusals: Callable[[ModelSettings], Iterable[Refusal]]
     # Further options of hadron_open.
     options: Callable[[ModelSettings], Mapping[str, object]]

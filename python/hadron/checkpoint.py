@@ -12,7 +12,7 @@ FP8_METHODS = ("fp8", "compressed-tensors", "modelopt")
 
 @dataclass(frozen=True)
 class ModelSettings:
-    """A checkpoint, and what a host wants of it."""
+    """A checkpoint, and the settings of the host for it."""
 
     # config.json
     config: Mapping[str, Any]

@@ -11,10 +11,11 @@ from hadron.environment import read_environment
 
 @dataclass(frozen=True)
 class StepLimits:
-    """Largest steps of a host, and the row counts of those that it captures as graphs."""
+    """Largest steps of a host, tokens of its KV blocks, and the row counts of the steps that it captures as graphs."""
 
     max_num_tokens: int
     max_num_rows: int
+    block_tokens: int
     capture_rows: tuple[int, ...]
 
 
@@ -30,6 +31,7 @@ def open_options(
         "max_model_len": settings.max_model_len,
         "max_num_tokens": limits.max_num_tokens,
         "max_num_rows": limits.max_num_rows,
+        "block_tokens": limits.block_tokens,
         "capture_rows": limits.capture_rows,
     }
     if settings.synthetic_seed is not None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Refusal:
-    """A feature that was requested, why Hadron has not got it, and how to start without it."""
+    """A feature that was requested, why it is not supported, and how to start without it."""
 
     feature: str
     reason: str

@@ -52,4 +52,5 @@ def _step_limits(server_args: "ServerArgs", settings: ModelSettings) -> StepLimi
     tokens = prompts + (rows if server_args.enable_mixed_chunk else 0)
     decode = server_args.cuda_graph_config.decode
     sizes = decode.bs or () if decode.backend != Backend.DISABLED else ()
-    return StepLimits(max(tokens, rows), rows, tuple(size for size in sizes if size <= rows))
+    capture_rows = tuple(size for size in sizes if size <= rows)
+    return StepLimits(max(tokens, rows), rows, server_args.page_size, capture_rows)

@@ -19,7 +19,10 @@ logger = logging.getLogger(__name__)
 
 def register() -> None:
     """Registers Hadron's models, unless the plug-in is disabled."""
-    environment = read_environment()
+    try:
+        environment = read_environment()
+    except ValueError as error:  # SGLang would log it and serve its own model.
+        requirement.stop(str(error))
     if environment.disable_sglang_plugin:
         if environment.require:
             requirement.stop("HADRON_DISABLE_SGLANG_PLUGIN=1 disables the plug-in")

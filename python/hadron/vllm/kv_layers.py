@@ -1,4 +1,4 @@
-"""Layers of the KV cache as vLLM sees them: it allocates their memory and binds it to them."""
+"""Layers of the KV cache, registered with vLLM, which allocates their memory and binds it to them."""
 
 from typing import TYPE_CHECKING, Any, ClassVar
 

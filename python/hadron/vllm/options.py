@@ -30,6 +30,11 @@ def model_settings(config: "VllmConfig") -> ModelSettings:
 def model_options(config: "VllmConfig", adapter: Adapter, device_type: str) -> dict[str, Any]:
     """Returns the options with which Hadron loads the model of `config`."""
     model, scheduler = config.model_config, config.scheduler_config
-    limits = StepLimits(scheduler.max_num_batched_tokens, scheduler.max_num_seqs, capture_rows(config))
+    limits = StepLimits(
+        max_num_tokens=scheduler.max_num_batched_tokens,
+        max_num_rows=scheduler.max_num_seqs,
+        block_tokens=config.cache_config.block_size,
+        capture_rows=capture_rows(config),
+    )
     folder = model_folder(model.model, model.revision, config.load_config.download_dir)
     return open_options(adapter, model_settings(config), limits, folder, device_type)

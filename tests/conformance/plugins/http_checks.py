@@ -5,6 +5,7 @@ HOST is vllm or sglang, HADRON a built `hadron` binary; `hadron eval tasks` send
 """
 
 import contextlib
+import http.client
 import os
 import re
 import signal
@@ -75,7 +76,7 @@ def wait_until_ready(process: subprocess.Popen, url: str) -> None:
     while time.monotonic() < deadline:
         if process.poll() is not None:
             raise RuntimeError(f"the server ended with {process.returncode}")
-        with contextlib.suppress(urllib.error.URLError, ConnectionError):
+        with contextlib.suppress(OSError, http.client.HTTPException):
             urllib.request.urlopen(f"{url}/health", timeout=5).read()
             return
         time.sleep(0.5)

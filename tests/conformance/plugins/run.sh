@@ -20,8 +20,12 @@ hadron=$(realpath "${2:-$root/target/release/hadron}")
 folder=$(mkdir -p "${3:-$root/target/plugins}" && realpath "${3:-$root/target/plugins}")
 hosts=("${@:4}")
 [ ${#hosts[@]} -gt 0 ] || hosts=("${default_hosts[@]}")
-base_python=${PLUGINS_PYTHON:-$(find ~/.pyenv/versions -path '*3.12*/bin/python3.12' 2>/dev/null | sort | tail -n 1)}
+base_python=${PLUGINS_PYTHON:-$(find ~/.pyenv/versions -path '*3.12*/bin/python3.12' 2>/dev/null | sort | tail -n 1 || true)}
 base_python=${base_python:-$(command -v python3.12 || command -v python3)}
+"$base_python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || {
+    echo "run.sh: $base_python is older than Python 3.11" >&2
+    exit 1
+}
 export PYTHONDONTWRITEBYTECODE=1 PYTHONWARNINGS=ignore PIP_DISABLE_PIP_VERSION_CHECK=1 HF_HUB_OFFLINE=1 VLLM_NO_USAGE_STATS=1
 
 # venv HOST: creates the environment once for the packages of the host.

@@ -7,6 +7,7 @@ HOST is vllm or sglang.
 """
 
 import contextlib
+import http.client
 import json
 import os
 import signal
@@ -28,7 +29,8 @@ from golden import STEPS, Golden, read_golden
 from http_checks import POSITIVE_LINE, server
 
 SIZE = 2
-END_SECONDS = 10
+# Twice what an idle machine may take.
+END_SECONDS = 20
 
 
 class Host(ABC):
@@ -139,7 +141,7 @@ class RanksTest(unittest.TestCase):
         failed = threading.Event()
 
         def generate() -> None:
-            with contextlib.suppress(urllib.error.URLError, ConnectionError):
+            with contextlib.suppress(OSError, http.client.HTTPException):
                 while True:
                     self.host.complete(url, self.golden, self.golden.prompts[2:3] * 16, 200)
             failed.set()
@@ -152,7 +154,7 @@ class RanksTest(unittest.TestCase):
             self.assertLess(time.monotonic() - killed, END_SECONDS, left)
             time.sleep(0.1)
             process.poll()
-        self.assertTrue(failed.wait(1))
+        self.assertTrue(failed.wait(10))
         print(f"OK: all processes ended {time.monotonic() - killed:.1f} s after a rank was killed")
 
 

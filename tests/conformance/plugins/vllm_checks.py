@@ -370,22 +370,12 @@ class DemoTest(FolderTest):
         with self.assertRaisesRegex(NotImplementedError, "HADRON_DISABLE_VLLM_PLUGIN=1"):
             model().load_weights([])
 
-    def test_step_does_not_allocate_device_memory(self) -> None:
-        model = self.llm.llm_engine.model_executor.driver_worker.worker.model_runner.model
-        before = model._hadron.count()
-        self.answers(questions(4))
-        after = model._hadron.count()
-        self.assertGreater(after.steps, before.steps)
-        self.assertEqual(
-            (after.kernel_modules, after.synchronizations), (before.kernel_modules, before.synchronizations)
-        )
-
 
 class Fp8KvCacheTest(FolderTest):
-    """The demo model with keys and values in FP8."""
+    """The demo model with keys and values in FP8, in blocks of 32 tokens."""
 
     def test_answers(self) -> None:
-        with engine(DEMO, dtype="bfloat16", max_model_len=1024, kv_cache_dtype="fp8") as llm:
+        with engine(DEMO, dtype="bfloat16", max_model_len=1024, kv_cache_dtype="fp8", block_size=32) as llm:
             asked = questions(20)
             parameters = SamplingParams(temperature=0, max_tokens=40)
             outputs = llm.chat([item["messages"] for item in asked], parameters, use_tqdm=False)
