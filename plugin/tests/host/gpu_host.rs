@@ -86,8 +86,10 @@ pub(crate) struct EmulatedHost {
 }
 
 /// Opens a model on the emulated GPU, with a host whose steps run on a stream of its own.
-pub(crate) fn open_emulated(fixture: &PluginFixture, rehearsed: bool) -> EmulatedHost {
-    let (dir, library) = (tempfile::tempdir().unwrap(), emulated_gpu::library());
+pub(crate) fn open_emulated(test: &str, fixture: &PluginFixture, rehearsed: bool) -> EmulatedHost {
+    let dir = tempfile::tempdir().unwrap();
+    // A device of its own: a capture in global mode forbids allocations of all other tests on the device.
+    let library = emulated_gpu::library_of(&format!("plugin-{test}"));
     let gpu = GpuHost::open(&library);
     let options = emulated_options(fixture, dir.path(), &library);
     let model = TestModel::open(&options, None).unwrap();

@@ -25,7 +25,7 @@ fn last_tokens(host: &TestHost, m: usize) -> Vec<HostRow> {
 
 fn check_padding(name: &str, layers: usize) {
     let fixture = PluginFixture::read(name).with_layers(layers);
-    let EmulatedHost { model, mut host, gpu } = open_emulated(&fixture, true);
+    let EmulatedHost { model, mut host, gpu } = open_emulated(name, &fixture, true);
     add_sequences(&mut host, &model, &fixture, 8);
     let eager: Vec<Vec<f32>> = (1..=8).map(|m| host.run(&model, &last_tokens(&host, m))).collect();
     for n in [1, 2, 4, 8] {
@@ -68,7 +68,7 @@ fn emulated_steps_equal_those_of_the_cpu() {
     let dir = tempfile::tempdir().unwrap();
     let cpu = TestModel::open(&fixture.options(dir.path()), None).unwrap();
     let mut cpu_host = TestHost::new(&cpu);
-    let EmulatedHost { model, mut host, gpu: _gpu } = open_emulated(&fixture, true);
+    let EmulatedHost { model, mut host, gpu: _gpu } = open_emulated("cpu", &fixture, true);
     let tokens = &fixture.tokens[..24];
     let (on_cpu, on_gpu) = (cpu_host.add(tokens), host.add(tokens));
     let expected = cpu_host.run_one(&cpu, on_cpu, 0, 24);
@@ -80,7 +80,7 @@ fn emulated_steps_equal_those_of_the_cpu() {
 #[test]
 fn steps_allocate_compile_and_wait_for_nothing() {
     let fixture = PluginFixture::read("qwen3-tied").with_layers(1);
-    let EmulatedHost { model, mut host, gpu: _gpu } = open_emulated(&fixture, true);
+    let EmulatedHost { model, mut host, gpu: _gpu } = open_emulated("counters", &fixture, true);
     let mut numbers = StepSequence(33);
     let before = model.counters();
     for i in 0..1_000 {
@@ -123,7 +123,7 @@ fn steps_allocate_compile_and_wait_for_nothing() {
 #[test]
 fn capture_of_a_step_that_was_not_rehearsed_is_rejected() {
     let fixture = PluginFixture::read("qwen3-tied").with_layers(1);
-    let EmulatedHost { model, mut host, gpu } = open_emulated(&fixture, false);
+    let EmulatedHost { model, mut host, gpu } = open_emulated("cold", &fixture, false);
     let sequence = host.add(&fixture.tokens[..1]);
     let rows = [HostRow { sequence, start: 0, len: 1 }];
     let values = host.values(&rows, Some(1), WIDTH);
