@@ -1,12 +1,11 @@
 """Settings of vLLM that Hadron's models do not support."""
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from hadron.adapters import Adapter
 from hadron.checkpoint import refuse_quantization
-from hadron.refusals import Refusal
+from hadron.refusals import Refusal, rule
 from hadron.vllm.options import FP8_CACHE_DTYPES, model_settings
 
 if TYPE_CHECKING:
@@ -15,45 +14,32 @@ if TYPE_CHECKING:
 BLOCK_MULTIPLE = 16
 LOAD_FORMATS = ("auto", "hf", "safetensors", "fastsafetensors", "instanttensor", "dummy")
 
-
-@dataclass(frozen=True)
-class Rule:
-    """A refusal, and the setting for which it applies."""
-
-    refusal: Refusal
-    applies: Callable[["VllmConfig"], object]
-
-
-def _rule(feature: str, reason: str, remedy: str, applies: Callable[["VllmConfig"], object]) -> Rule:
-    return Rule(Refusal(feature, reason, remedy), applies)
-
-
 RULES = (
-    _rule(
+    rule(
         "LoRA",
         "Hadron's layers have no adapter weights",
         "omit --enable-lora",
         lambda config: config.lora_config is not None,
     ),
-    _rule(
+    rule(
         "pipeline parallelism",
         "a Hadron model computes all layers",
         "use --pipeline-parallel-size 1",
         lambda config: config.parallel_config.pipeline_parallel_size > 1,
     ),
-    _rule(
+    rule(
         "models on several hosts",
         "the ranks of a model share memory of one host",
         "use --nnodes 1, or one engine per host with --data-parallel-size",
         lambda config: config.parallel_config.nnodes_within_dp > 1,
     ),
-    _rule(
+    rule(
         "expert parallelism",
         "each rank holds all experts",
         "omit --enable-expert-parallel and --enable-eplb",
         lambda config: config.parallel_config.enable_expert_parallel or config.parallel_config.enable_eplb,
     ),
-    _rule(
+    rule(
         "context parallelism",
         "each rank holds the whole context",
         "omit --decode-context-parallel-size and --prefill-context-parallel-size",
@@ -62,49 +48,49 @@ RULES = (
             or config.parallel_config.prefill_context_parallel_size > 1
         ),
     ),
-    _rule(
+    rule(
         "dual batch overlap",
         "calls with the same model must not overlap",
         "omit --enable-dbo and --ubatch-size",
         lambda config: config.parallel_config.use_ubatching,
     ),
-    _rule(
+    rule(
         "speculative decoding",
         "Hadron's draft tokens need its own scheduler",
         "omit --speculative-config, or use `hadron serve`",
         lambda config: config.speculative_config is not None,
     ),
-    _rule(
+    rule(
         "multimodal models",
         "inputs of a Hadron model are token ids",
         "serve a text-only checkpoint",
         lambda config: config.model_config.multimodal_config is not None,
     ),
-    _rule(
+    rule(
         "prompt embeddings",
         "inputs of a Hadron model are token ids",
         "omit --enable-prompt-embeds",
         lambda config: config.model_config.enable_prompt_embeds,
     ),
-    _rule(
+    rule(
         "pooling models",
         "Hadron returns hidden states for sampling only",
         "use --runner generate, or `hadron serve --runner pooling`",
         lambda config: config.model_config.runner_type != "generate",
     ),
-    _rule(
+    rule(
         "--hf-overrides and --hf-config-path",
         "Hadron reads config.json of the model folder",
         "change config.json in a copy of the folder",
         lambda config: config.model_config.hf_overrides or config.model_config.hf_config_path,
     ),
-    _rule(
+    rule(
         "sleep mode",
         "weights of Hadron are outside vLLM's allocator",
         "omit --enable-sleep-mode",
         lambda config: config.model_config.enable_sleep_mode,
     ),
-    _rule(
+    rule(
         "weight offloading",
         "Hadron keeps all weights on the device",
         "omit --cpu-offload-gb and --offload-group-size",
@@ -112,31 +98,31 @@ RULES = (
             config.offload_config.uva.cpu_offload_gb > 0 or config.offload_config.prefetch.offload_group_size
         ),
     ),
-    _rule(
+    rule(
         "KV connectors and KV offloading",
         "keys and values within a block have Hadron's layout",
         "omit --kv-transfer-config and --kv-offloading-size",
         lambda config: config.kv_transfer_config is not None or config.cache_config.kv_offloading_size is not None,
     ),
-    _rule(
+    rule(
         "computed KV scales and skipped layers",
         "all layers use the scales of the checkpoint",
         "omit --calculate-kv-scales and --kv-cache-dtype-skip-layers",
         lambda config: config.cache_config.calculate_kv_scales or config.cache_config.kv_cache_dtype_skip_layers,
     ),
-    _rule(
+    rule(
         "routed experts in outputs",
         "Hadron does not return the choice of experts",
         "omit --enable-return-routed-experts",
         lambda config: config.model_config.enable_return_routed_experts,
     ),
-    _rule(
+    rule(
         "breakable CUDA graphs",
         "Hadron has no operators at which a graph breaks",
         "unset VLLM_USE_BREAKABLE_CUDAGRAPH",
         lambda _config: _vllm_variable("VLLM_USE_BREAKABLE_CUDAGRAPH"),
     ),
-    _rule(
+    rule(
         "batch invariance",
         "Hadron chooses kernels by the number of tokens",
         "unset VLLM_BATCH_INVARIANT",
@@ -148,7 +134,7 @@ RULES = (
 def refusals(config: "VllmConfig", adapter: Adapter) -> Iterator[Refusal]:
     """Yields all settings of `config` that the model of `adapter` does not support."""
     settings = model_settings(config)
-    yield from (rule.refusal for rule in RULES if rule.applies(config))
+    yield from (known.refusal for known in RULES if known.applies(config))
     yield from adapter.refusals(settings)
     yield from refuse_quantization(settings)
     yield from _refuse_load_format(config)
