@@ -1,26 +1,10 @@
 //! Device arrays of a step whose inputs are arrays of a foreign host: an inference server with its own scheduler.
 
-use device::{DType, MatRef};
+use device::DType;
 use kernels::step::ReplayShape;
-use kernels::{BatchUpperBounds, ForeignStepInputs, ForeignStepPreparation};
+use kernels::{BatchUpperBounds, ForeignStepArrays, ForeignStepInputs, ForeignStepPreparation};
 
 use crate::{DeviceBatchMetadata, OpError, Ops, Tensor};
-
-/// Arrays of a step in the memory of a foreign host, in the device memory of the model.
-#[derive(Debug, Clone, Copy)]
-pub struct ForeignStepArrays<'a> {
-    /// Token ids, i32 or i64 `[1, tokens]`.
-    pub ids: MatRef<'a>,
-    /// Position of each token, i32 or i64 `[1, tokens]`.
-    pub positions: MatRef<'a>,
-    /// KV slot of each token, i64 `[1, tokens]`; −1 = its key and value are not stored.
-    pub slots: MatRef<'a>,
-    /// Index of the first token of each row, then the number of tokens, i32 `[1, rows + 1]`. `None` = row `r` has the token
-    /// `r` alone, and rows whose context length is 0 are padding.
-    pub row_starts: Option<MatRef<'a>>,
-    /// Context length of each row, i32 or i64 `[1, rows]`.
-    pub context_lens: MatRef<'a>,
-}
 
 /// Inputs of a forward pass of a foreign host's step: its batch, and the token ids, i32 `[tokens]`.
 #[derive(Debug)]
@@ -73,9 +57,7 @@ impl ForeignStepBuffers {
             cu_q: self.cu_q.mat_mut()?,
             context_lens: self.context_lens.mat_mut()?,
         };
-        let ForeignStepArrays { ids, positions, slots, row_starts, context_lens } = host;
-        let op = ForeignStepPreparation { ids, positions, slots, row_starts, context_lens, step };
-        ops.device.launch(&ops.stream, op)?;
+        ops.device.launch(&ops.stream, ForeignStepPreparation { host, step })?;
         let metadata = DeviceBatchMetadata {
             positions: self.positions.narrow(&[tokens])?,
             slots: self.slots.narrow(&[1, tokens])?,

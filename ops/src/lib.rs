@@ -50,7 +50,7 @@ pub use expert_load::{
     ExpertLoadCounters, ExpertLoadEntry, ExpertLoadStatsDownload, LayerExpertLoadCounter,
 };
 pub use expert_packing::{ExpertMatrices, SharedExpertMatrices};
-pub use foreign_step::{ForeignStepArrays, ForeignStepBatch, ForeignStepBuffers};
+pub use foreign_step::{ForeignStepBatch, ForeignStepBuffers};
 pub use fused_linear::{DownProjectionInput, GatedMlpWeights, RmsNormParams};
 pub use kernels::step::{
     DraftVerification, RULE_HISTORY, RULE_MASKED, ReplayShape, RowMetadataField, SAMPLE_ALL_MASKED,
@@ -60,9 +60,9 @@ pub use kernels::step::{
 };
 pub use kernels::{
     ActivationScaling, AllGatherFn, AttentionKeyRange, BatchRowLengths, BatchUpperBounds,
-    ExpertGroups, ExpertParallelLayout, GateActivation, GroupScoreFunction, HashedMatrixPart,
-    HostMat, KvLayout, KvTileOrder, MlaKvLayout, QkChannelCounts, RecurrentStateLayout,
-    RouterScoreFunction, VocabParallelSupport, VocabShard, digest_bytes,
+    ExpertGroups, ExpertParallelLayout, ForeignStepArrays, GateActivation, GroupScoreFunction,
+    HashedMatrixPart, HostMat, KvLayout, KvTileOrder, MlaKvLayout, QkChannelCounts,
+    RecurrentStateLayout, RouterScoreFunction, VocabParallelSupport, VocabShard, digest_bytes,
 };
 pub use kv_pool::{GroupKvLayout, GroupedKvLayouts, KvPool, KvPoolLayout};
 pub use mla::{MlaWeights, PackedMlaUpProjections};

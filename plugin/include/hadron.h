@@ -16,7 +16,7 @@ extern "C" {
 #endif
 
 /* Version of this interface. A host compares it with hadron_abi_version() before any other call. */
-#define HADRON_ABI_VERSION 1
+#define HADRON_ABI_VERSION 2
 
 /* Result of a call. The error text names the argument and has the numbers. */
 enum hadron_status {
@@ -35,8 +35,8 @@ enum hadron_dtype {
     HADRON_I64 = 5
 };
 
-/* Contiguous memory of the host: device memory if the model is on a GPU. Layers of the KV cache, block tables, hidden states and
- * logits start at a multiple of 64 bytes; other arrays at a multiple of their element size. */
+/* Contiguous memory of the host: device memory if the model is on a GPU. Layers of the KV cache, block tables, output tokens, hidden
+ * states and logits start at a multiple of 64 bytes; other arrays at a multiple of their element size. */
 typedef struct hadron_array {
     uint64_t address;
     uint64_t bytes;
@@ -68,13 +68,18 @@ typedef struct hadron_step {
     hadron_array row_starts;   /* i32 [rows + 1] */
     hadron_array context_lens; /* i32 or i64 [rows]: keys of each row, including those of this step */
     hadron_array block_tables; /* i32 [rows, table_width] */
-    hadron_array hidden;       /* Output: hidden states after the final norm, model dtype [tokens, hidden_size] */
+    /* i32 [outputs], indices below `tokens`: the tokens whose hidden states are computed. The last layer is faster for few of them. Not
+     * read if `outputs` is 0: the hidden states of all tokens are computed. */
+    hadron_array output_tokens;
+    hadron_array hidden; /* Output: hidden states after the final norm, model dtype [outputs, hidden_size], or [tokens, hidden_size] */
     uint32_t tokens;
     uint32_t rows;
     uint32_t table_width;
     uint32_t decode_rows;     /* The first rows with one token each. */
     uint32_t max_query_len;   /* Upper bound of the tokens of a row. */
     uint32_t max_context_len; /* Upper bound of context_lens. */
+    uint32_t outputs;         /* At most `rows`. */
+    uint32_t reserved;        /* 0 */
 } hadron_step;
 
 /* Work of the device that a serving step must not do, counted since the model was opened. */

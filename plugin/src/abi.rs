@@ -9,7 +9,7 @@ use crate::{
 };
 
 /// Version of the interface, `HADRON_ABI_VERSION` in `include/hadron.h`.
-pub const ABI_VERSION: u32 = 1;
+pub const ABI_VERSION: u32 = 2;
 
 const VERSION: &CStr =
     match CStr::from_bytes_with_nul(concat!(env!("CARGO_PKG_VERSION"), "\0").as_bytes()) {

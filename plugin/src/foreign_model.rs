@@ -37,7 +37,9 @@ pub struct ForeignStep {
     pub context_lens: ForeignArray,
     /// Block tables, i32 `[rows, table_width]`.
     pub block_tables: ForeignArray,
-    /// Output: hidden states `[tokens, hidden_size]`.
+    /// Indices of the tokens whose hidden states are computed, i32 `[outputs]`.
+    pub output_tokens: ForeignArray,
+    /// Output: hidden states `[outputs, hidden_size]`, or `[tokens, hidden_size]` if `outputs` is 0.
     pub hidden: ForeignArray,
     /// Number of tokens.
     pub tokens: u32,
@@ -51,6 +53,10 @@ pub struct ForeignStep {
     pub max_query_len: u32,
     /// Upper bound of the context lengths.
     pub max_context_len: u32,
+    /// Number of tokens whose hidden states are computed, at most `rows`; 0 = all tokens.
+    pub outputs: u32,
+    /// Zero.
+    pub reserved: u32,
 }
 
 /// Work of the device since a model was opened, as `hadron_counters` in `include/hadron.h`.
@@ -219,8 +225,10 @@ impl ForeignModel {
         let pool = kv.as_ref().ok_or(PluginError::KvNotBound)?;
         let dtype = ops.dtype();
         step.hidden.dtype("hidden", only_dtype(dtype))?;
+        let outputs = step.outputs as usize;
+        let hidden_rows = if outputs == 0 { tokens } else { outputs };
         // SAFETY: the caller guarantees memory and stream for the launches of this call.
-        let (host, tables, hidden, stream) = unsafe {
+        let (host, tables, output_tokens, hidden, stream) = unsafe {
             let integers =
                 |argument, array: &ForeignArray, len| array.vector(argument, INTEGERS, len);
             let row_starts = || step.row_starts.vector("row_starts", &[DType::I32], rows + 1);
@@ -233,18 +241,29 @@ impl ForeignModel {
             };
             step.block_tables.dtype("block_tables", &[DType::I32])?;
             let tables = step.block_tables.buffer("block_tables", rows * width * 4)?;
-            let hidden_bytes = tokens * self.config.hidden * dtype.bytes();
+            let output_tokens = || {
+                step.output_tokens.dtype("output_tokens", &[DType::I32])?;
+                step.output_tokens.buffer("output_tokens", outputs * 4)
+            };
+            let output_tokens = (outputs > 0).then(output_tokens).transpose()?;
+            let hidden_bytes = hidden_rows * self.config.hidden * dtype.bytes();
             let hidden = step.hidden.buffer("hidden", hidden_bytes)?;
             let gpu = ops.device().gpu();
             let stream = gpu.map(|gpu| gpu.enter_foreign_stream(step.stream)).transpose();
-            (host, tables, hidden, stream.map_err(device::DeviceError::from)?)
+            (host, tables, output_tokens, hidden, stream.map_err(device::DeviceError::from)?)
         };
         let tables = Tensor::foreign(tables, DType::I32, &[rows, width])?;
-        let hidden = Tensor::foreign(hidden, dtype, &[tokens, self.config.hidden])?;
+        let hidden = Tensor::foreign(hidden, dtype, &[hidden_rows, self.config.hidden])?;
+        let output_tokens = output_tokens
+            .map(|buffer| Tensor::foreign(buffer, DType::I32, &[outputs]))
+            .transpose()?;
         let batch = buffers.prepare(ops, host, tables, StepNumbers::of(step).bounds())?;
         let output = OutputMemory::new(hidden);
         let ForeignStepBatch { metadata, ids } = &batch;
-        let f = context(ops, &self.ranks, &self.data_parallel, pool, metadata, Some(&output));
+        let f = ForwardContext {
+            logits_indices: output_tokens.as_ref(),
+            ..context(ops, &self.ranks, &self.data_parallel, pool, metadata, Some(&output))
+        };
         self.model.forward(&f, ids)?;
         drop(stream);
         self.steps += 1;
@@ -297,14 +316,19 @@ impl ForeignModel {
         Ok(())
     }
 
-    /// Runs a forward pass over a batch on the pool for the rehearsal, and returns its hidden states.
+    /// Runs a forward pass over a batch on the pool for the rehearsal. Returns the hidden states of all tokens, or of those with
+    /// the indices `output_tokens`, i32 `[outputs]`.
     pub(crate) fn rehearse_batch(
         &self,
         batch: &DeviceBatchMetadata,
         ids: &Tensor,
+        output_tokens: Option<&Tensor>,
     ) -> Result<Tensor, PluginError> {
         let Self { ops, ranks, data_parallel, rehearsal_pool, .. } = self;
-        let f = context(ops, ranks, data_parallel, rehearsal_pool, batch, None);
+        let f = ForwardContext {
+            logits_indices: output_tokens,
+            ..context(ops, ranks, data_parallel, rehearsal_pool, batch, None)
+        };
         Ok(self.model.forward(&f, ids)?)
     }
 
@@ -328,6 +352,7 @@ impl ForeignModel {
         check_at_most("max_context_len", step.max_context_len as usize, max_model_len)?;
         check_at_most("decode_rows", step.decode_rows as usize, step.rows as usize)?;
         check_at_most("max_query_len", step.max_query_len as usize, step.tokens as usize)?;
+        check_at_most("outputs", step.outputs as usize, step.rows as usize)?;
         if step.one_token_rows != 0 {
             check_equal("rows of one token", u64::from(step.rows), u64::from(step.tokens))?;
         }

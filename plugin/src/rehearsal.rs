@@ -105,8 +105,13 @@ impl ForeignModel {
         let vocab = self.config.vocab;
         let ids: Vec<i32> = (0..tokens).map(|t| (t * 7919 % vocab) as i32).collect();
         let batch = self.prepare_rehearsal(&inputs, &ids, step.numbers().bounds())?;
-        let hidden = self.rehearse_batch(&batch.metadata, &batch.ids)?;
         let rows = step.lens.len();
+        if tokens > rows {
+            let last: Vec<i32> = inputs.cu_q[1..].iter().map(|end| end - 1).collect();
+            let output_tokens = self.ops.ids(&last)?;
+            self.rehearse_batch(&batch.metadata, &batch.ids, Some(&output_tokens))?;
+        }
+        let hidden = self.rehearse_batch(&batch.metadata, &batch.ids, None)?;
         // Not in the arena, which would keep the memory: steps of a host have logits in memory of the host.
         let logits = self.ops.zeros(DType::F32, &[rows, self.config.vocab])?;
         self.head(&hidden.narrow(&[rows, self.config.hidden])?, logits)

@@ -15,7 +15,7 @@ from hadron.environment import read_environment
 if TYPE_CHECKING:
     import torch
 
-ABI_VERSION = 1
+ABI_VERSION = 2
 ERROR_BYTES = 4096
 DESCRIPTION_BYTES = 1 << 18
 
@@ -89,6 +89,7 @@ class HadronStep(ctypes.Structure):
         ("row_starts", HadronArray),
         ("context_lens", HadronArray),
         ("block_tables", HadronArray),
+        ("output_tokens", HadronArray),
         ("hidden", HadronArray),
         ("tokens", ctypes.c_uint32),
         ("rows", ctypes.c_uint32),
@@ -96,6 +97,8 @@ class HadronStep(ctypes.Structure):
         ("decode_rows", ctypes.c_uint32),
         ("max_query_len", ctypes.c_uint32),
         ("max_context_len", ctypes.c_uint32),
+        ("outputs", ctypes.c_uint32),
+        ("reserved", ctypes.c_uint32),
     )
 
 
@@ -171,6 +174,8 @@ class StepInputs:
     row_starts: "torch.Tensor | None"
     context_lens: "torch.Tensor"
     block_tables: "torch.Tensor"
+    # Indices of the tokens whose hidden states are computed; None computes those of all tokens.
+    output_tokens: "torch.Tensor | None"
     hidden: "torch.Tensor"
     tokens: int
     rows: int
@@ -326,6 +331,7 @@ class Model:
             row_starts=HadronArray() if step.row_starts is None else array("row_starts", step.row_starts),
             context_lens=array("context_lens", step.context_lens),
             block_tables=array("block_tables", step.block_tables),
+            output_tokens=HadronArray() if step.output_tokens is None else array("output_tokens", step.output_tokens),
             hidden=array("hidden", step.hidden),
             tokens=step.tokens,
             rows=step.rows,
@@ -333,6 +339,8 @@ class Model:
             decode_rows=step.decode_rows,
             max_query_len=step.max_query_len,
             max_context_len=step.max_context_len,
+            outputs=0 if step.output_tokens is None else len(step.output_tokens),
+            reserved=0,
         )
         self._call(self._library.hadron_forward, ctypes.byref(record))
 

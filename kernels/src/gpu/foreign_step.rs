@@ -13,7 +13,8 @@ const THREADS: usize = 256;
 impl GpuKernel for ForeignStepPreparation<'_> {
     fn launch(mut self, gpu: &GpuBackend, s: &DeviceStream) -> Result<(), DeviceError> {
         self.check()?;
-        let (tokens, rows) = (self.ids.cols(), self.context_lens.cols());
+        let host = self.host;
+        let (tokens, rows) = (host.ids.cols(), host.context_lens.cols());
         let blocks = tokens.max(rows + 1).div_ceil(THREADS);
         let is_wide = |x: MatRef<'_>| u32::from(x.dtype() == DType::I64);
         let kernel = gpu.kernel(&FOREIGN_STEP, "prepare_foreign_step", &[])?;
@@ -24,16 +25,16 @@ impl GpuKernel for ForeignStepPreparation<'_> {
             .out(&mut self.step.slots)
             .out(&mut self.step.cu_q)
             .out(&mut self.step.context_lens)
-            .arg(self.ids)
-            .arg(self.positions)
-            .arg(self.slots)
-            .arg_or_null(self.row_starts)
-            .arg(self.context_lens)
+            .arg(host.ids)
+            .arg(host.positions)
+            .arg(host.slots)
+            .arg_or_null(host.row_starts)
+            .arg(host.context_lens)
             .u32(tokens as u32)
             .u32(rows as u32)
-            .u32(is_wide(self.ids))
-            .u32(is_wide(self.positions))
-            .u32(is_wide(self.context_lens));
+            .u32(is_wide(host.ids))
+            .u32(is_wide(host.positions))
+            .u32(is_wide(host.context_lens));
         // SAFETY: `check` compared the lengths and the types of the arrays.
         unsafe { launch.launch(gpu, s) }
     }

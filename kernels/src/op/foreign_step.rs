@@ -4,12 +4,12 @@ use device::{DType, DeviceError, MatMut, MatRef, check_at_least, check_dtype, ch
 
 const KERNEL: &str = "prepare_foreign_step";
 
-/// Converts the arrays of a step of a foreign host to the types and the padding of a forward pass.
+/// Arrays of a step in the memory of a foreign host.
 ///
 /// With `row_starts`, the step has rows of any length and no padding. Without, row `r` has the token `r` alone, and rows whose
-/// context length is 0 are padding: their token gets id 0, position 0 and KV slot −1, whatever the arrays of the host have there.
-#[derive(Debug)]
-pub struct ForeignStepPreparation<'a> {
+/// context length is 0 are padding.
+#[derive(Debug, Clone, Copy)]
+pub struct ForeignStepArrays<'a> {
     /// Token ids, i32 or i64 `[1, tokens]`.
     pub ids: MatRef<'a>,
     /// Position of each token, i32 or i64 `[1, tokens]`.
@@ -20,6 +20,14 @@ pub struct ForeignStepPreparation<'a> {
     pub row_starts: Option<MatRef<'a>>,
     /// Context length of each row, i32 or i64 `[1, rows]`; 0 = padding.
     pub context_lens: MatRef<'a>,
+}
+
+/// Converts the arrays of a step of a foreign host to the types and the padding of a forward pass: the token of padding gets id 0,
+/// position 0 and KV slot −1, whatever the arrays of the host have there.
+#[derive(Debug)]
+pub struct ForeignStepPreparation<'a> {
+    /// Inputs: the arrays of the host.
+    pub host: ForeignStepArrays<'a>,
     /// Outputs: the arrays of the forward pass.
     pub step: ForeignStepInputs<'a>,
 }
@@ -44,7 +52,8 @@ impl ForeignStepPreparation<'_> {
     ///
     /// Errors: the error names the array.
     pub(crate) fn check(&self) -> Result<(), DeviceError> {
-        let Self { ids, positions, slots, row_starts, context_lens, step } = self;
+        let Self { host, step } = self;
+        let ForeignStepArrays { ids, positions, slots, row_starts, context_lens } = host;
         let (tokens, rows) = (ids.cols(), context_lens.cols());
         check_size(KERNEL, "positions", positions.cols(), tokens)?;
         check_size(KERNEL, "KV slots", slots.cols(), tokens)?;

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use device::{MatMut, MatRef};
 use kernels::gpu::GpuBackend;
-use kernels::{ForeignStepInputs, ForeignStepPreparation};
+use kernels::{ForeignStepArrays, ForeignStepInputs, ForeignStepPreparation};
 
 use crate::support::{DeviceArray, RandomNumbers, S, devices, oracle};
 
@@ -55,12 +55,15 @@ fn on_cpu(host: &HostArrays) -> ForwardArrays {
         MatMut::of(x, 1, len).unwrap()
     });
     let slot_count = slots.len();
-    let op = ForeignStepPreparation {
+    let arrays = ForeignStepArrays {
         ids: row(&host.ids),
         positions: row(&host.positions),
         slots: row(&host.slots),
         row_starts: host.row_starts.as_ref().map(|x| MatRef::of(x, 1, x.len()).unwrap()),
         context_lens: MatRef::of(&host.context_lens, 1, host.context_lens.len()).unwrap(),
+    };
+    let op = ForeignStepPreparation {
+        host: arrays,
         step: ForeignStepInputs {
             ids,
             positions,
@@ -85,12 +88,15 @@ fn on_device(device: &GpuBackend, host: &HostArrays, wide: bool) -> ForwardArray
             .map(|x| DeviceArray::row(device, x));
     let starts = host.row_starts.as_ref().map(|x| DeviceArray::row(device, x));
     let [ids, step_positions, cu_q, context_lens] = words.each_mut().map(DeviceArray::mat_mut);
-    let op = ForeignStepPreparation {
+    let arrays = ForeignStepArrays {
         ids: if wide { ids32.mat() } else { ids64.mat() },
         positions: positions.mat(),
         slots: host_slots.mat(),
         row_starts: starts.as_ref().map(DeviceArray::mat),
         context_lens: if wide { contexts64.mat() } else { contexts32.mat() },
+    };
+    let op = ForeignStepPreparation {
+        host: arrays,
         step: ForeignStepInputs {
             ids,
             positions: step_positions,

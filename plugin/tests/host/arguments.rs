@@ -29,8 +29,8 @@ fn wrong_arrays_are_rejected_by_name() {
     let right = host.run_one(&model, sequence, 0, 20);
     let HostStep { memory: _memory, step } = host.write(&[HostRow { sequence, start: 0, len: 20 }]);
     type Change = (&'static str, fn(&mut ForeignStep));
-    let changes: [Change; 24] = [
-        ("struct_bytes is 8, expected 208", |s| s.struct_bytes = 8),
+    let changes: [Change; 28] = [
+        ("struct_bytes is 8, expected 240", |s| s.struct_bytes = 8),
         ("token_ids is null", |s| s.token_ids.address = 0),
         ("positions is null", |s| s.positions.address = 0),
         ("slots is null", |s| s.slots.address = 0),
@@ -54,6 +54,14 @@ fn wrong_arrays_are_rejected_by_name() {
         ("tokens is 257, at most 256 is allowed", |s| s.tokens = 257),
         ("max_context_len is 513, at most 512 is allowed", |s| s.max_context_len = 513),
         ("rows of one token is 1, expected 20", |s| s.one_token_rows = 1),
+        ("outputs is 2, at most 1 is allowed", |s| s.outputs = 2),
+        ("output_tokens is null", |s| (s.outputs, s.output_tokens.address) = (1, 0)),
+        ("output_tokens has 3 bytes, the step needs 4", |s| {
+            (s.outputs, s.output_tokens.bytes) = (1, 3);
+        }),
+        ("output_tokens has dtype 5, expected [I32]", |s| {
+            (s.outputs, s.output_tokens.dtype) = (1, I64);
+        }),
     ];
     for (expected, change) in changes {
         let mut wrong = step;

@@ -37,13 +37,16 @@ fn structures_equal_those_of_the_header() {
             row_starts,
             context_lens,
             block_tables,
+            output_tokens,
             hidden,
             tokens,
             rows,
             table_width,
             decode_rows,
             max_query_len,
-            max_context_len
+            max_context_len,
+            outputs,
+            reserved
         ),
         layout!(
             ModelCounters,

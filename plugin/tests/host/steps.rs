@@ -27,6 +27,9 @@ fn check_fixture(name: &str) {
         let batch = host.run(&model, &rows);
         let alone = &logits[start * width..(start + len) * width];
         assert!(batch[width..] == *alone, "{name}: a chunk from {start} on has other bits");
+        // Writes the same keys and values again.
+        let last = host.run_for_last(&model, &rows);
+        assert!(last[width..] == alone[(len - 1) * width..], "{name}: a last token has other bits");
     }
     // A second prefix hit: the keys of the first 32 tokens are read from the cache.
     let again = host.run_one(&model, whole, 32, tokens - 32);

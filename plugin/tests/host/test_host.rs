@@ -75,6 +75,13 @@ pub(crate) struct StepValues {
     block_tables: Vec<i32>,
 }
 
+impl StepValues {
+    /// Index of the last token of each row.
+    fn last_tokens(&self) -> Vec<i32> {
+        self.row_starts[1..].iter().map(|end| end - 1).collect()
+    }
+}
+
 /// Arrays of one step in the memory of the host.
 pub(crate) struct StepMemory {
     token_ids: HostMemory,
@@ -83,6 +90,7 @@ pub(crate) struct StepMemory {
     row_starts: HostMemory,
     context_lens: HostMemory,
     block_tables: HostMemory,
+    output_tokens: HostMemory,
     pub(crate) hidden: HostMemory,
 }
 
@@ -95,6 +103,7 @@ impl StepMemory {
             row_starts: HostMemory::of(&values.row_starts),
             context_lens: HostMemory::of(&values.context_lens),
             block_tables: HostMemory::of(&values.block_tables),
+            output_tokens: HostMemory::of(&values.last_tokens()),
             hidden: HostMemory::new(values.token_ids.len() * hidden_size * 4, 0xff),
         }
     }
@@ -119,6 +128,7 @@ impl StepMemory {
             row_starts: self.row_starts.array(I32),
             context_lens: self.context_lens.array(I32),
             block_tables: self.block_tables.array(I32),
+            output_tokens: self.output_tokens.array(I32),
             hidden: self.hidden.array(F32),
             ..sizes
         }
@@ -278,6 +288,14 @@ impl TestHost {
         let HostStep { memory, step } = self.write(rows);
         model.forward(&step).unwrap();
         self.logits(model, &memory, step.tokens as usize)
+    }
+
+    /// Runs a step that computes hidden states of the last token of each row, and returns their logits.
+    pub(crate) fn run_for_last(&mut self, model: &TestModel, rows: &[HostRow]) -> Vec<f32> {
+        let HostStep { memory, mut step } = self.write(rows);
+        step.outputs = step.rows;
+        model.forward(&step).unwrap();
+        self.logits(model, &memory, rows.len())
     }
 
     /// Runs tokens `[start, start + len)` of a sequence alone.

@@ -28,10 +28,19 @@ class StepRows:
     max_query_len: int
     max_context_len: int
 
+    def last_tokens(self) -> torch.Tensor | None:
+        """Returns the index of the last token of each row, or None if each row has one token."""
+        return None if self.row_starts is None else self.row_starts[1:] - 1
+
     def step(
-        self, token_ids: torch.Tensor, positions: torch.Tensor, slots: torch.Tensor, hidden: torch.Tensor
+        self,
+        token_ids: torch.Tensor,
+        positions: torch.Tensor,
+        slots: torch.Tensor,
+        hidden: torch.Tensor,
+        output_tokens: torch.Tensor | None = None,
     ) -> StepInputs:
-        """Returns the inputs of the step."""
+        """Returns the inputs of the step. `hidden` has a row per token, or per token of `output_tokens`."""
         return StepInputs(
             token_ids=token_ids,
             positions=positions,
@@ -39,6 +48,7 @@ class StepRows:
             row_starts=self.row_starts,
             context_lens=self.context_lens,
             block_tables=self.page_tables,
+            output_tokens=output_tokens,
             hidden=hidden,
             tokens=len(token_ids),
             rows=len(self.context_lens),

@@ -23,8 +23,20 @@ class HadronMetadata:
     common: CommonAttentionMetadata
     decode_rows: int
 
-    def step(self, token_ids: torch.Tensor, positions: torch.Tensor, hidden: torch.Tensor) -> StepInputs:
-        """Returns the inputs of the step. Tokens of `hidden` behind those of the step are not written."""
+    def last_tokens(self) -> torch.Tensor | None:
+        """Returns the index of the last token of each row, or None if each row has one token."""
+        if self.decode_rows == self.common.num_reqs:
+            return None
+        return self.common.query_start_loc[1 : self.common.num_reqs + 1] - 1
+
+    def step(
+        self,
+        token_ids: torch.Tensor,
+        positions: torch.Tensor,
+        hidden: torch.Tensor,
+        output_tokens: torch.Tensor | None = None,
+    ) -> StepInputs:
+        """Returns the inputs of the step. `hidden` has a row per token, or per token of `output_tokens`."""
         common, tokens = self.common, self.common.num_actual_tokens
         return StepInputs(
             token_ids=token_ids[:tokens],
@@ -33,7 +45,8 @@ class HadronMetadata:
             row_starts=common.query_start_loc,
             context_lens=common.seq_lens,
             block_tables=common.block_table_tensor,
-            hidden=hidden[:tokens],
+            output_tokens=output_tokens,
+            hidden=hidden[:tokens] if output_tokens is None else hidden,
             tokens=tokens,
             rows=common.num_reqs,
             decode_rows=self.decode_rows,

@@ -50,6 +50,13 @@ class HadronForCausalLM(nn.Module):
         self._has_rehearsed = False
         logger.info("%s: Hadron %s computes the model on %s", architecture, library_version(), device_name(device_type))
 
+    @staticmethod
+    def get_model_state_cls() -> type:
+        """Returns the class of request states in vLLM's second model runner."""
+        from hadron.vllm.model_state import HadronModelState
+
+        return HadronModelState
+
     def embed_input_ids(self, input_ids: torch.Tensor) -> torch.Tensor:
         """Is not called: inputs of a Hadron model are token ids."""
         raise NotImplementedError("inputs of a Hadron model are token ids")
@@ -60,9 +67,13 @@ class HadronForCausalLM(nn.Module):
         positions: torch.Tensor,
         intermediate_tensors: Any = None,
         inputs_embeds: torch.Tensor | None = None,
+        last_tokens_only: bool = False,
         **kwargs: Any,
     ) -> torch.Tensor:
-        """Returns hidden states after the final norm. Those of padding are not defined."""
+        """Returns hidden states after the final norm.
+
+        Those of padding are not defined, and with `last_tokens_only` only those of the last token of each row are.
+        """
         shape = (positions.shape[-1], self._description.hidden_size)
         self._rehearse()
         metadata = self._metadata()
@@ -70,8 +81,15 @@ class HadronForCausalLM(nn.Module):
             return torch.zeros(shape, dtype=self._dtype, device=positions.device)
         hidden = torch.empty(shape, dtype=self._dtype, device=positions.device)
         self._kv_cache.bind(self._hadron)
-        if metadata.common.num_actual_tokens:
+        if metadata.common.num_actual_tokens == 0:
+            return hidden
+        last_tokens = metadata.last_tokens() if last_tokens_only else None
+        if last_tokens is None:
             self._hadron.forward(metadata.step(input_ids, positions, hidden))
+            return hidden
+        last_hidden = torch.empty((len(last_tokens), hidden.shape[1]), dtype=self._dtype, device=positions.device)
+        self._hadron.forward(metadata.step(input_ids, positions, last_hidden, last_tokens))
+        hidden[last_tokens] = last_hidden
         return hidden
 
     def compute_logits(self, hidden_states: torch.Tensor) -> torch.Tensor:

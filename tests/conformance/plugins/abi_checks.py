@@ -45,7 +45,8 @@ class Sequence:
             row_starts=torch.tensor([0, len(new)], dtype=torch.int32),
             context_lens=torch.tensor([len(self.tokens)], dtype=torch.int32),
             block_tables=self.table,
-            hidden=torch.empty(len(new), self.facts.hidden_size, dtype=self.dtype),
+            output_tokens=torch.tensor([len(new) - 1], dtype=torch.int32),
+            hidden=torch.empty(1, self.facts.hidden_size, dtype=self.dtype),
             tokens=len(new),
             rows=1,
             decode_rows=int(len(new) == 1),
@@ -61,7 +62,7 @@ class Sequence:
         step = self.inputs()
         self.model.forward(step)
         logits = torch.empty(1, self.facts.vocab_size)
-        self.model.logits(0, step.hidden[-1:].clone(), logits)
+        self.model.logits(0, step.hidden, logits)
         self.computed = len(self.tokens)
         self.tokens.append(int(logits.argmax()))
         return self.tokens[-1]

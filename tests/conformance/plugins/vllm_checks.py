@@ -20,6 +20,7 @@ os.environ |= {
     "VLLM_LOGGING_LEVEL": os.environ.get("VLLM_LOGGING_LEVEL", "ERROR"),
 }
 
+import torch
 from vllm import LLM, SamplingParams
 from vllm.engine.arg_utils import EngineArgs
 from vllm.model_executor.models.registry import ModelRegistry
@@ -31,6 +32,7 @@ from golden import DEMO, STEPS, Golden, questions, read_golden
 from hadron import abi
 from hadron.adapters import ADAPTERS
 from hadron.vllm import refusals, register
+from hadron.vllm.model import HadronForCausalLM
 
 GROUP = "vllm.general_plugins"
 LIMITS = {
@@ -277,6 +279,23 @@ class GoldenTest(FolderTest):
                 self.assertEqual(greedy(llm, golden.prompts), golden.greedy)
                 self.assertEqual(greedy(llm, golden.prompts[::-1]), golden.greedy[::-1])
                 self.assertGreater(metric(llm, "prefix_cache_hits"), 100)
+
+    def test_hidden_states_of_last_tokens_suffice(self) -> None:
+        golden = read_golden("qwen3-tied", self.folder)
+        forward, steps = HadronForCausalLM.forward, []
+
+        def forward_for_last(model: HadronForCausalLM, *args, **kwargs) -> torch.Tensor:
+            hidden = forward(model, *args, **kwargs, last_tokens_only=True)
+            steps.append(model._metadata())
+            return hidden
+
+        with (
+            mock.patch.object(HadronForCausalLM, "forward", forward_for_last),
+            golden_engine(golden) as llm,
+        ):
+            self.assertEqual(greedy(llm, golden.prompts), golden.greedy)
+        prompts = [step for step in steps if step is not None and step.last_tokens() is not None]
+        self.assertGreater(len(prompts), 1)
 
     def test_fp8_weights_with_block_scales(self) -> None:
         # vLLM accepts these weights with 16-bit activations only. Prompts have one chunk, because chunks change the

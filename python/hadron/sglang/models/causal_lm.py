@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from sglang.srt.layers.logits_processor import LogitsProcessor, LogitsProcessorOutput
+from sglang.srt.model_executor.forward_batch_info import ForwardMode
 from sglang.srt.model_executor.forward_context import get_attn_backend
 from sglang.srt.runtime_context import get_server_args
 from torch import nn
@@ -97,15 +98,36 @@ class HadronForCausalLM(nn.Module):
         shape = (len(input_ids), self._description.hidden_size)
         hidden = torch.empty(shape, dtype=self._dtype, device=input_ids.device)
         if len(input_ids):
-            rows = get_attn_backend().rows
-            self._hadron.forward(rows.step(input_ids, positions, forward_batch.out_cache_loc, hidden))
+            self._run_step(input_ids, positions, forward_batch, hidden)
         return self.logits_processor(input_ids, hidden, self.lm_head, forward_batch)
+
+    def _run_step(
+        self, input_ids: torch.Tensor, positions: torch.Tensor, forward_batch: "ForwardBatch", hidden: torch.Tensor
+    ) -> None:
+        rows, slots = get_attn_backend().rows, forward_batch.out_cache_loc
+        last_tokens = rows.last_tokens() if _reads_last_tokens_only(forward_batch) else None
+        if last_tokens is None:
+            self._hadron.forward(rows.step(input_ids, positions, slots, hidden))
+            return
+        last_hidden = torch.empty((len(last_tokens), hidden.shape[1]), dtype=self._dtype, device=hidden.device)
+        self._hadron.forward(rows.step(input_ids, positions, slots, last_hidden, last_tokens))
+        hidden[last_tokens] = last_hidden
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
         """Does nothing at the first call, because Hadron has read the folder. Later calls would change weights."""
         if self._has_loaded or self._has_synthetic_weights:
             raise NotImplementedError(NO_NEW_WEIGHTS)
         self._has_loaded = True
+
+
+def _reads_last_tokens_only(batch: "ForwardBatch") -> bool:
+    """Whether SGLang reads hidden states of the last token of each row only."""
+    return (
+        batch.forward_mode in (ForwardMode.EXTEND, ForwardMode.MIXED)
+        and not batch.return_logprob
+        and not batch.capture_hidden_mode.is_full()
+        and batch.multi_item_delimiter_indices is None
+    )
 
 
 def _model_class(adapter: Adapter) -> type[HadronForCausalLM]:
