@@ -116,6 +116,44 @@ pub enum CollectiveError {
         /// Number that the function of the host returned.
         status: i32,
     },
+    /// No listener for the ranks of other hosts can be opened.
+    #[error("cannot listen at {host} for the ranks of other hosts: {error}")]
+    Listen {
+        /// Name or address of this host.
+        host: String,
+        /// Error of the operating system.
+        error: String,
+    },
+    /// A rank of another host does not accept a connection.
+    #[error("rank {rank} at {address} is unreachable: {error}")]
+    PeerUnreachable {
+        /// Index of the rank.
+        rank: usize,
+        /// Address of the rank.
+        address: String,
+        /// Error of the operating system.
+        error: String,
+    },
+    /// A rank of another host has not connected.
+    #[error("rank {rank} of another host has not connected within {seconds} s")]
+    PeerMissing {
+        /// Index of the rank.
+        rank: usize,
+        /// Timeout in seconds.
+        seconds: u64,
+    },
+    /// The connection to another host has failed.
+    #[error("the connection to the ranks of another host failed: {error}")]
+    LinkFailed {
+        /// Error of the operating system.
+        error: String,
+    },
+    /// The ranks of several hosts have exchanged something else than their endpoints.
+    #[error("rank {rank} has sent no endpoint")]
+    NoEndpoint {
+        /// Index of the rank.
+        rank: usize,
+    },
     /// Rank `rank` has already been joined, by this process or by another process.
     #[error("rank {rank} of this group has already joined")]
     RankTaken {

@@ -3,8 +3,8 @@
 //!
 //! A model has one [`ParallelGroup`] per parallel axis and calls it unconditionally: in a group of one rank,
 //! every collective operation does nothing. The transport is a [`CollectiveBackend`], which is selected when
-//! the group is created. CPU ranks of one host use the shared memory of a [`SharedMemoryRendezvous`]. GPUs
-//! use RCCL or NCCL, or peer memory. This crate does not interpret the data.
+//! the group is created. CPU ranks use the shared memory of a [`SharedMemoryRendezvous`], and TCP between
+//! hosts. GPUs use RCCL or NCCL, or peer memory. This crate does not interpret the data.
 
 mod collective_call;
 mod communicator;
@@ -14,6 +14,8 @@ mod error;
 mod group;
 mod group_rendezvous;
 mod group_watchdog;
+mod host_mesh;
+mod mesh_endpoint;
 mod peer_memory;
 mod peer_memory_group;
 mod peer_waiter;
@@ -23,6 +25,7 @@ mod row_counts;
 mod shared_element;
 mod shared_layout;
 mod shared_memory_group;
+mod tcp_mesh;
 
 pub use collective_call::{CollectiveCall, CollectiveCallState, CollectiveOp};
 pub use communicator::{CollectiveLibrary, CommunicatorId, GpuCommunicator};
@@ -33,6 +36,8 @@ pub use group::{
 };
 pub use group_rendezvous::{GroupRendezvous, HostGroup, form_host_group};
 pub use group_watchdog::LaunchedCollectives;
+pub use host_mesh::{GroupMembership, HostMesh};
+pub use mesh_endpoint::{MeshEndpoint, MeshListener};
 pub use peer_memory::{PeerMemory, PeerMemoryHandle, PeerMemoryRank};
 pub use rendezvous::SharedMemoryRendezvous;
 pub use row_counts::AllToAllRowCounts;

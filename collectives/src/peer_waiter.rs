@@ -70,6 +70,22 @@ impl PeerWaiter {
         result
     }
 
+    /// Sets the round counter of a rank after all other words of the round were written, and wakes the threads that wait for it.
+    pub(crate) fn post_round(
+        words: &[AtomicU32],
+        layout: &GroupMemoryLayout,
+        rank: usize,
+        round: u32,
+    ) {
+        let posted = &words[layout.rank_flag(rank, RankFlag::RoundsPosted)];
+        // This store and the accesses to the counter of sleeping threads are sequentially consistent: either this thread observes
+        // a sleeping thread, or the sleeping thread observes the new round before it sleeps.
+        posted.store(round, SeqCst);
+        if words[layout.rank_flag(rank, RankFlag::SleepingThreads)].load(SeqCst) > 0 {
+            Self::wake_waiters(posted);
+        }
+    }
+
     /// Wakes all threads that sleep until a rank reaches its next round (exchange of one chunk); `posted` is
     /// the round counter of this rank.
     pub(crate) fn wake_waiters(posted: &AtomicU32) {
@@ -86,13 +102,18 @@ pub(crate) fn abort_group(
     rank: usize,
     error: &CollectiveError,
 ) {
-    let failed_rank = match error {
-        CollectiveError::RankFailed { rank } | CollectiveError::RankTimeout { rank, .. } => *rank,
-        _ => rank,
-    };
-    let _ = words[layout.abort_flag()].compare_exchange(0, failed_rank as u32 + 1, SeqCst, Relaxed);
+    let failed = failed_rank(rank, error);
+    let _ = words[layout.abort_flag()].compare_exchange(0, failed as u32 + 1, SeqCst, Relaxed);
     for rank in 0..layout.size {
         PeerWaiter::wake_waiters(&words[layout.rank_flag(rank, RankFlag::RoundsPosted)]);
+    }
+}
+
+/// Rank that has caused `error`, which rank `rank` returned.
+pub(crate) fn failed_rank(rank: usize, error: &CollectiveError) -> usize {
+    match error {
+        CollectiveError::RankFailed { rank } | CollectiveError::RankTimeout { rank, .. } => *rank,
+        _ => rank,
     }
 }
 

@@ -89,7 +89,12 @@ impl SharedMemoryRendezvous {
     pub fn join(&self, group: usize, rank: usize) -> Result<SharedMemoryGroup, CollectiveError> {
         let layout = self.layouts[group];
         assert!(rank < layout.size, "rank {rank} of {}", layout.size);
-        SharedMemoryGroup::join(Arc::clone(&self.memory), layout, rank)
+        SharedMemoryGroup::join(Arc::clone(&self.memory), layout, rank, None)
+    }
+
+    /// Returns the memory, and the layout of a group in it.
+    pub(crate) fn memory_of(&self, group: usize) -> (&Arc<HostSharedMemory>, GroupMemoryLayout) {
+        (&self.memory, self.layouts[group])
     }
 
     /// Aborts all groups: current and later waits of all ranks return an error.

@@ -38,8 +38,8 @@ impl SharedMemoryGroup {
             (0..).zip(split_into_chunks::<T>(max_rows, own.cols(), SLOT_WORDS_WITH_COUNT))
         {
             let slot = self.round(call, i, |words| {
-                write_chunk::<T>(own, &chunk.truncate_rows(own.rows()), words);
                 words[SLOT_WORDS_WITH_COUNT].store(own.rows() as u32, Relaxed);
+                write_chunk::<T>(own, &chunk.truncate_rows(own.rows()), words)
             })?;
             for rank in 0..self.layout.size {
                 let words = self.slot(rank, slot);
@@ -96,6 +96,7 @@ impl SharedMemoryGroup {
         let size = self.layout.size;
         let slot = self.round(call, 0, |words| {
             to.iter().zip(words).for_each(|(&rows, word)| word.store(rows as u32, Relaxed));
+            size
         })?;
         let words = |rank| &self.slot(rank, slot)[..size];
         let rows = (0..size).flat_map(|rank| words(rank).iter().map(|w| w.load(Relaxed) as usize));
@@ -113,9 +114,8 @@ impl SharedMemoryGroup {
         let chunks_by_rank: Vec<Vec<MatrixChunk>> = (0..self.layout.size).map(chunks_of).collect();
         for i in 0..chunks_by_rank.iter().map(Vec::len).max().unwrap_or(0) {
             let slot = self.round(call, i as u32, |words| {
-                if let Some(chunk) = chunks_by_rank[self.rank].get(i) {
-                    write_chunk::<T>(x, chunk, words);
-                }
+                let chunk = chunks_by_rank[self.rank].get(i);
+                chunk.map_or(0, |chunk| write_chunk::<T>(x, chunk, words))
             })?;
             for (rank, chunks) in chunks_by_rank.iter().enumerate() {
                 let Some(chunk) = chunks.get(i) else { continue };

@@ -1,4 +1,5 @@
-//! Group of CPU ranks in processes that share memory: all-reduce, all-gather, reduce-scatter, all-to-all.
+//! Group of CPU ranks in processes that share memory: all-reduce, all-gather, reduce-scatter, all-to-all. The ranks may be on several
+//! hosts (`tcp_mesh.rs`).
 //!
 //! Collective operations run in rounds. In each round, every rank writes a chunk of data to its slot, waits
 //! until all ranks have written their slots, and computes the whole result from all slots in rank order. A
@@ -13,12 +14,13 @@ use device::{DType, DeviceStream, HostSharedMemory, MatMut, MatRef, bf16, f16};
 
 use crate::collective_call::{CALL_WORDS, CollectiveCallShape};
 use crate::group_watchdog::GroupHealth;
-use crate::peer_waiter::{PeerWaiter, abort_group};
+use crate::peer_waiter::{PeerWaiter, abort_group, failed_rank};
 use crate::shared_element::{
     MatrixChunk, ReducibleElement, SharedMemoryElement, is_reducible, row_of_chunk,
     split_into_chunks,
 };
 use crate::shared_layout::{GroupMemoryLayout, RankFlag, SLOT_WORDS};
+use crate::tcp_mesh::{PostedChunk, TcpMesh};
 use crate::{
     AllToAllRowCounts, CollectiveBackend, CollectiveCall, CollectiveCallState, CollectiveError,
     CollectiveOp,
@@ -28,6 +30,8 @@ use crate::{
 /// leaves the group, which makes the group fail on all other ranks.
 #[derive(Debug)]
 pub struct SharedMemoryGroup {
+    /// Connections to the ranks of other hosts; `None` if all ranks are on this host.
+    mesh: Option<TcpMesh>,
     memory: Arc<HostSharedMemory>,
     pub(crate) layout: GroupMemoryLayout,
     pub(crate) rank: usize,
@@ -43,6 +47,7 @@ impl SharedMemoryGroup {
         memory: Arc<HostSharedMemory>,
         layout: GroupMemoryLayout,
         rank: usize,
+        mesh: Option<TcpMesh>,
     ) -> Result<Self, CollectiveError> {
         let process = &memory.words()[layout.rank_flag(rank, RankFlag::ProcessId)];
         let joined = process.compare_exchange(0, std::process::id(), SeqCst, SeqCst);
@@ -50,6 +55,7 @@ impl SharedMemoryGroup {
             return Err(CollectiveError::RankTaken { rank });
         }
         Ok(Self {
+            mesh,
             memory,
             layout,
             rank,
@@ -113,28 +119,28 @@ impl SharedMemoryGroup {
         error
     }
 
-    /// Runs one round (exchange of one chunk between all ranks): fills this rank's slot with `write`, and
+    /// Runs one round (exchange of one chunk between all ranks): fills this rank's slot with `write`, which returns the
+    /// number of words that it has written at the start of the slot; it may also write the last word. Then
     /// waits until all other ranks have filled their slots. Returns the index of the slot that this round
     /// uses on every rank.
     pub(crate) fn round(
         &self,
         call: &CollectiveCall,
         chunk: u32,
-        write: impl FnOnce(&[AtomicU32]),
+        write: impl FnOnce(&[AtomicU32]) -> usize,
     ) -> Result<usize, CollectiveError> {
         let round = self.rounds.get().wrapping_add(1);
         self.rounds.set(round);
         let slot = round as usize % 2;
-        write(self.slot(self.rank, slot));
+        let words = write(self.slot(self.rank, slot));
         let header = self.slot_header(self.rank, slot);
         call.write(header);
         header[CALL_WORDS].store(chunk, Relaxed);
-        // This store is the last write of the round. This store and the accesses to the counter of sleeping
-        // threads are sequentially consistent: either this rank observes a sleeping thread, or the thread
-        // observes the new round before it sleeps.
-        self.flag(self.rank, RankFlag::RoundsPosted).store(round, SeqCst);
-        if self.flag(self.rank, RankFlag::SleepingThreads).load(SeqCst) > 0 {
-            PeerWaiter::wake_waiters(self.flag(self.rank, RankFlag::RoundsPosted));
+        PeerWaiter::post_round(self.words(), &self.layout, self.rank, round);
+        if let Some(mesh) = &self.mesh {
+            let chunk = PostedChunk { round, words, header, slot: self.slot(self.rank, slot) };
+            let sent = mesh.send(&chunk);
+            sent.map_err(|error| CollectiveError::LinkFailed { error: error.to_string() })?;
         }
         for peer in (0..self.layout.size).filter(|&peer| peer != self.rank) {
             self.peer_waiter.wait_for_round(self.words(), &self.layout, peer, round, call)?;
@@ -166,9 +172,7 @@ impl SharedMemoryGroup {
     ) -> Result<(), CollectiveError> {
         for (i, chunk) in (0..).zip(split_into_chunks::<T>(x.rows(), x.cols(), SLOT_WORDS)) {
             let slot = self.round(call, i, |words| {
-                if is_sender {
-                    write_chunk::<T>(x.as_ref(), &chunk, words);
-                }
+                if is_sender { write_chunk::<T>(x.as_ref(), &chunk, words) } else { 0 }
             })?;
             finish(x, &chunk, slot);
         }
@@ -248,6 +252,9 @@ impl SharedMemoryGroup {
     /// Ends all waits of the group, and stores the index of the rank that caused the failure.
     fn abort_group(&self, error: &CollectiveError) {
         abort_group(self.words(), &self.layout, self.rank, error);
+        if let Some(mesh) = &self.mesh {
+            mesh.abort(failed_rank(self.rank, error));
+        }
     }
 }
 
@@ -377,7 +384,7 @@ impl CollectiveBackend for SharedMemoryGroup {
 
     fn barrier(&self, _: &DeviceStream) -> Result<(), CollectiveError> {
         self.run_call(CollectiveOp::Barrier, CollectiveCallShape::EMPTY, |call| {
-            self.round(call, 0, |_| {}).map(drop)
+            self.round(call, 0, |_| 0).map(drop)
         })
     }
 }
@@ -389,14 +396,15 @@ impl Drop for SharedMemoryGroup {
     }
 }
 
-/// Encodes a chunk of a matrix as 32-bit words of shared memory.
+/// Encodes a chunk of a matrix as 32-bit words of shared memory. Returns the number of words.
 pub(crate) fn write_chunk<T: SharedMemoryElement>(
     x: MatRef<'_>,
     chunk: &MatrixChunk,
     words: &[AtomicU32],
-) {
+) -> usize {
     let width = T::words(chunk.cols.len());
     for (row, words) in chunk.rows.clone().zip(words.chunks_exact(width)) {
         T::write_words(&x.row::<T>(row)[chunk.cols.clone()], words);
     }
+    chunk.rows.len() * width
 }

@@ -7,6 +7,8 @@
 #[path = "../../tests/support/bounded_child.rs"]
 mod bounded_child;
 
+use std::io::{Read, Write};
+use std::net::TcpStream;
 use std::process::{Command, Stdio};
 use std::sync::mpsc::channel;
 use std::thread;
@@ -15,7 +17,8 @@ use std::time::{Duration, Instant};
 use bounded_child::{CHILD_TIMEOUT, wait_within};
 use collectives::{
     CALL_HISTORY_LEN, CollectiveBackend, CollectiveCallState, CollectiveError, CollectiveOp,
-    SharedMemoryGroup, SharedMemoryRendezvous,
+    GroupMembership, HostMesh, MeshEndpoint, MeshListener, SharedMemoryGroup,
+    SharedMemoryRendezvous,
 };
 use device::{DeviceElement, DeviceStream, MatMut, MatRef, bf16, f16};
 use proptest::prelude::*;
@@ -32,6 +35,34 @@ fn ranks<T: Send>(size: usize, work: impl Fn(SharedMemoryGroup) -> T + Sync) -> 
             scope.spawn(move || work(own.join(0, rank).unwrap()))
         };
         let threads: Vec<_> = (0..size).map(rank).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    })
+}
+
+/// Runs `work` on every rank of a group of which `per_host` ranks are on each host. A host is a shared memory of its own.
+fn ranks_of_hosts<T: Send>(
+    size: usize,
+    per_host: usize,
+    work: impl Fn(SharedMemoryGroup) -> T + Sync,
+) -> Vec<T> {
+    // The group under test is the second one, so that its index matters.
+    let memory = || SharedMemoryRendezvous::create(&[1, size]).unwrap();
+    let hosts: Vec<_> = (0..size / per_host).map(|_| memory()).collect();
+    let listeners: Vec<_> = (0..size).map(|_| MeshListener::bind("127.0.0.1").unwrap()).collect();
+    let messages: Vec<Vec<u8>> =
+        listeners.iter().map(|listener| listener.endpoint().to_bytes()).collect();
+    let (work, messages, hosts) = (&work, &messages, &hosts);
+    thread::scope(|scope| {
+        let join = |(rank, listener)| {
+            scope.spawn(move || {
+                let mesh = HostMesh::new(listener, messages, per_host, rank).unwrap();
+                let member = GroupMembership { group: 1, members: (0..size).collect() };
+                let host = &hosts[rank / per_host];
+                let groups = host.join_across_hosts(&mesh, &[member]).unwrap();
+                work(groups.into_iter().next().unwrap())
+            })
+        };
+        let threads: Vec<_> = listeners.into_iter().enumerate().map(join).collect();
         threads.into_iter().map(|thread| thread.join().unwrap()).collect()
     })
 }
@@ -331,6 +362,70 @@ proptest! {
             }
         });
     }
+}
+
+#[test]
+fn ranks_of_several_hosts_get_identical_bits() {
+    for (size, per_host) in [(2, 1), (4, 2), (4, 1), (6, 2)] {
+        ranks_of_hosts(size, per_host, |group| {
+            for (rows, cols) in [(1, 1), (3, 70), (9, 7), (2, 70_001)] {
+                check_all(&group, rows, cols);
+            }
+        });
+    }
+}
+
+#[test]
+fn failure_of_a_rank_reaches_all_hosts() {
+    let results = ranks_of_hosts(4, 2, |group| {
+        group.barrier(&S).unwrap();
+        if group.rank() == 2 { Ok(()) } else { group.barrier(&S) }
+    });
+    let failed = Err(CollectiveError::RankFailed { rank: 2 });
+    assert_eq!(results, [failed.clone(), failed.clone(), Ok(()), failed]);
+}
+
+#[test]
+fn mismatch_between_hosts_fails_all_ranks() {
+    let results = ranks_of_hosts(4, 2, |group| {
+        if group.rank() == 3 { run_all_reduce(&group, 2, 2).map(drop) } else { group.barrier(&S) }
+    });
+    assert!(results.iter().all(Result::is_err), "{results:?}");
+    let mismatches =
+        results.iter().filter(|result| matches!(result, Err(CollectiveError::Mismatch { .. })));
+    assert!(mismatches.count() > 0, "{results:?}");
+}
+
+#[test]
+fn strangers_do_not_become_ranks() {
+    let memory = [(); 2].map(|()| SharedMemoryRendezvous::create(&[2]).unwrap());
+    let listeners = [(); 2].map(|()| MeshListener::bind("127.0.0.1").unwrap());
+    let messages: Vec<Vec<u8>> =
+        listeners.iter().map(|listener| listener.endpoint().to_bytes()).collect();
+    // A stranger with the magic and the indices of rank 1, but with another secret; another one that sends nothing.
+    let address = String::from_utf8(messages[0][32..].to_vec()).unwrap();
+    let mut hello = b"HDRM".to_vec();
+    hello.extend([0; 32]);
+    hello.extend([0, 0, 0, 0, 1, 0, 0, 0]);
+    let mut stranger = TcpStream::connect(&address).unwrap();
+    stranger.write_all(&hello).unwrap();
+    let silent = TcpStream::connect(&address).unwrap();
+    let (memory, messages) = (&memory, &messages);
+    thread::scope(|scope| {
+        for (rank, listener) in listeners.into_iter().enumerate() {
+            scope.spawn(move || {
+                let mesh = HostMesh::new(listener, messages, 1, rank).unwrap();
+                let member = GroupMembership { group: 0, members: vec![0, 1] };
+                let groups = memory[rank].join_across_hosts(&mesh, &[member]).unwrap();
+                assert_eq!(run_all_reduce(&groups[0], 3, 5).unwrap(), expected_sums(2, 15));
+                groups[0].barrier(&S).unwrap();
+            });
+        }
+    });
+    drop(silent);
+    let mut rest = Vec::new();
+    assert!(matches!(stranger.read_to_end(&mut rest), Ok(0) | Err(_)), "the stranger was accepted");
+    assert_eq!(MeshEndpoint::from_bytes(&messages[0][..31]), None);
 }
 
 #[test]
