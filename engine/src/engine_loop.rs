@@ -176,7 +176,10 @@ impl EngineLoop {
             EngineMessage::Event(event) => {
                 if let SchedulerEvent::StepOutput { replica, output } = &event {
                     state.step_clock.step_completed(*replica, output);
-                    self.replica_handle(*replica).step_completed(output.step, now_ms);
+                    let handle = self.replica_handle(*replica);
+                    handle.step_completed(output.step, now_ms);
+                    let costs = handle.step_costs();
+                    self.engine.set_step_costs(*replica, costs);
                     self.record_heartbeat(ExecutorId {
                         replica: *replica,
                         epoch: output.epoch,

@@ -3,7 +3,9 @@
 
 use super::executors::ExecutorLink;
 use protocol::{Batch, ExecutorCommand, ProfilerStatus, Rank, StepId};
-use scheduler::{ExecutorFailure, StepDeadlineEstimator, StepTimeout, StepWatchdog, StepWorkload};
+use scheduler::{
+    ExecutorFailure, StepCosts, StepDeadlineEstimator, StepTimeout, StepWatchdog, StepWorkload,
+};
 use std::collections::VecDeque;
 use std::fmt::Write as _;
 use std::sync::mpsc::SyncSender;
@@ -138,6 +140,11 @@ impl ReplicaHandle {
     /// used to correct later step deadlines.
     pub(super) fn step_completed(&mut self, step: StepId, now_ms: u64) {
         self.watchdog.step_answered(step, now_ms);
+    }
+
+    /// Returns the costs of steps, estimated from the completed steps.
+    pub(super) fn step_costs(&self) -> StepCosts {
+        self.watchdog.step_costs()
     }
 
     /// Records that a rank has finished a step.

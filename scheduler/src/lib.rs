@@ -31,6 +31,7 @@ mod scheduler;
 mod scheduling_state;
 mod slab;
 mod stats;
+mod step_costs;
 mod step_deadline;
 mod step_watchdog;
 mod submit;
@@ -51,6 +52,7 @@ pub use stats::{
     BlockStats, DRAFT_TOKENS_MAX, ExecutorFailureCounts, RecomputedTokenCounts, SchedulerStats,
     SpecDecodeStats, StateSlotStats,
 };
+pub use step_costs::StepCosts;
 pub use step_deadline::{StepDeadlineEstimator, StepWorkload};
 pub use step_watchdog::{StepTimeout, StepWatchdog, StragglerReport};
 pub use submit::{RejectReason, RequestSubmission};

@@ -12,6 +12,9 @@ pub struct SchedulerLimits {
     /// Maximum length of a prefill chunk in tokens (`--long-prefill-token-threshold`); `None` =
     /// `tokens_per_step`.
     pub tokens_per_chunk: Option<u32>,
+    /// Expected time in milliseconds of a step while requests are decoding (`--max-step-ms`): prefill chunks are shortened to it, to
+    /// not less than one chunk quantum per step; `None` = no limit.
+    pub max_step_ms: Option<u32>,
     /// Maximum number of steps that have been sent to the executors and whose output has not been applied, 1
     /// to 4. The default is 1 on the CPU and 2 on GPUs.
     pub steps_in_flight: u32,
@@ -46,6 +49,7 @@ impl SchedulerLimits {
             tokens_per_step: 512,
             max_num_seqs: 512,
             tokens_per_chunk: None,
+            max_step_ms: None,
             steps_in_flight: 1,
             max_model_len,
             vocab_size,

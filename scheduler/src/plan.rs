@@ -6,15 +6,17 @@
 
 mod admission;
 mod step_plan;
+mod time_budget;
 
-use crate::SchedulerLimits;
 use crate::request::Request;
 use crate::request::states::StateCheckpoints;
 use crate::scheduling_state::ReplicaRequests;
 use crate::slab::SlabSlot;
+use crate::{SchedulerLimits, StepCosts};
 use kvcache::{BlockTable, KvCache, TableEntries};
 use protocol::BlockId;
 pub(crate) use step_plan::{PlannedAdmission, PlannedRow, StepPlan};
+use time_budget::TimeBudget;
 
 /// For each block, the number of its references that are held by victims (the requests to preempt). A shared
 /// block becomes free only if victims hold all its references.
@@ -50,13 +52,15 @@ impl VictimBlockRefs {
 ///
 /// Three passes share one token budget: decode rows, then prefill chunks of running requests, then
 /// admissions. Each pass is in queue order, and the passes define the row order. A decode row that lacks a
-/// block preempts requests of lower priority. So does a prefill chunk, if the model has KV groups with a sliding
+/// block preempts requests of lower priority. With estimated `costs`, a time budget also limits the step while requests are decoding
+/// (`SchedulerLimits::max_step_ms`). So does a prefill chunk, if the model has KV groups with a sliding
 /// window. A plan that preempts requests admits no request, because the freed blocks would go to a younger request. Admission stops at the first request that does not fit: no
 /// request bypasses the queue head.
 pub(crate) fn plan(
     state: &ReplicaRequests,
     kv: &KvCache,
     limits: &SchedulerLimits,
+    costs: Option<StepCosts>,
     mut plan: StepPlan,
 ) -> StepPlan {
     plan.clear();
@@ -66,6 +70,7 @@ pub(crate) fn plan(
         kv,
         limits,
         budget: limits.tokens_per_step,
+        time_budget: TimeBudget::new(state, limits, costs),
         blocks_left,
         state_slots_left: kv.states().available(),
         victims_from: state.running.len(),
@@ -83,6 +88,8 @@ struct StepPlanner<'a> {
     limits: &'a SchedulerLimits,
     /// Tokens that the plan may still add to the step.
     budget: u32,
+    /// Time that the plan may still add to the step; `None` = no limit.
+    time_budget: Option<TimeBudget>,
     /// Number of free blocks that are neither reserved for non-preemptible requests nor used by the plan.
     blocks_left: u32,
     /// Number of available state slots of each state group that the plan has not used.
@@ -141,7 +148,11 @@ impl StepPlanner<'_> {
         };
         let from_reserve = row.new_blocks.min(request.reserved_blocks);
         self.blocks_left -= row.new_blocks - from_reserve;
-        self.budget -= 1 + u32::from(row.drafts);
+        let tokens = 1 + u32::from(row.drafts);
+        self.budget -= tokens;
+        if let Some(time) = &mut self.time_budget {
+            time.add_decode_tokens(tokens);
+        }
         self.plan.rows.push(row);
         true
     }
@@ -266,6 +277,9 @@ impl StepPlanner<'_> {
         new_blocks: u32,
     ) {
         self.budget = self.budget.saturating_sub(len);
+        if let Some(time) = &mut self.time_budget {
+            time.add_chunk(start, len);
+        }
         self.plan.pending_prefill_tokens += u64::from(uncomputed);
         self.plan.rows.push(PlannedRow { slot, start, len, drafts: 0, new_blocks });
     }
@@ -285,13 +299,14 @@ impl StepPlanner<'_> {
         };
         let has_prefill = self.plan.rows.len() > self.plan.decode_rows;
         let cap = self.budget.min(self.limits.tokens_per_chunk.unwrap_or(u32::MAX));
-        align_chunk(
-            start,
-            uncomputed,
-            cap,
-            self.limits.chunk_quantum(self.kv.block_tokens()),
-            has_prefill,
-        )
+        let quantum = self.limits.chunk_quantum(self.kv.block_tokens());
+        let cap = match &self.time_budget {
+            // The first chunk of a step always makes progress.
+            Some(time) if has_prefill => cap.min(time.longest_chunk(start)),
+            Some(time) => cap.min(time.longest_chunk(start).max(quantum)),
+            None => cap,
+        };
+        align_chunk(start, uncomputed, cap, quantum, has_prefill)
     }
 }
 

@@ -6,7 +6,7 @@ use crate::scheduling_state::ReplicaRequests;
 use crate::stats::RequeueReason;
 use crate::{
     BlockStats, ExecutorFailure, SchedulerConfig, SchedulerConfigError, SchedulerStats,
-    StateSlotStats,
+    StateSlotStats, StepCosts,
 };
 use kvcache::{KvCache, KvConfig, StateSlotCounts};
 use protocol::{Epoch, Replica, StepTiming};
@@ -29,6 +29,8 @@ pub(crate) struct ReplicaState {
     pub(crate) last_step_rows: u32,
     pub(crate) last_step_tokens: u32,
     pub(crate) timing: StepTiming,
+    /// Estimated costs of steps; `None` until the first step has completed.
+    pub(crate) step_costs: Option<StepCosts>,
 }
 
 impl ReplicaState {
@@ -49,6 +51,7 @@ impl ReplicaState {
             last_step_rows: 0,
             last_step_tokens: 0,
             timing: StepTiming::default(),
+            step_costs: None,
         })
     }
 

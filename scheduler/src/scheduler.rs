@@ -17,7 +17,7 @@ use crate::stats::RequeueReason;
 use crate::{
     AbortCause, ControlCommand, FinishReason, PromptHasher, RejectReason, RequestSubmission,
     SchedulerConfig, SchedulerConfigError, SchedulerEffect, SchedulerEvent, SchedulerLimits,
-    SchedulerStats, StopReason, TickPhase, TickTimer, TokenEvent,
+    SchedulerStats, StepCosts, StopReason, TickPhase, TickTimer, TokenEvent,
 };
 use kvcache::KvCache;
 use protocol::{Epoch, Replica, RequestId, StepOutput};
@@ -92,6 +92,11 @@ impl Scheduler {
     /// fail together.
     pub fn lockstep_group(&self, replica: Replica) -> impl Iterator<Item = Replica> + use<> {
         self.group_of(usize::from(replica.0)).map(|index| Replica(index as u16))
+    }
+
+    /// Sets the estimated costs of a replica's steps, by which `SchedulerLimits::max_step_ms` limits prefill chunks.
+    pub fn set_step_costs(&mut self, replica: Replica, costs: StepCosts) {
+        self.replicas[usize::from(replica.0)].step_costs = Some(costs);
     }
 
     /// Returns the KV cache of a replica for reading.

@@ -12,6 +12,7 @@
 //! little information about it. A step time above twice the expected time is clipped to that value, because a
 //! pause of the machine contains little information about later steps.
 
+use crate::StepCosts;
 use protocol::StepCost;
 use std::time::Duration;
 
@@ -76,6 +77,12 @@ impl StepDeadlineEstimator {
         self.fixed_deadline.unwrap_or_else(|| limit.max(DEADLINE_MIN))
     }
 
+    /// Returns the estimated costs of steps. They rise faster than they fall, so most steps take less time than they predict.
+    pub fn costs(&self) -> StepCosts {
+        let [fixed_ns, token_ns, pair_ns] = self.costs_ns;
+        StepCosts { fixed_ns, token_ns, pair_ns }
+    }
+
     /// Returns the expected time of a step.
     pub fn expected(&self, work: StepWorkload) -> Duration {
         Duration::from_nanos(self.expected_ns(work) as u64)
@@ -106,7 +113,7 @@ impl StepDeadlineEstimator {
     }
 
     fn expected_ns(&self, work: StepWorkload) -> f64 {
-        self.cost_terms(work).iter().sum()
+        self.costs().expected_ns(work)
     }
 }
 

@@ -1,5 +1,6 @@
 //! Watches the steps in flight of a replica: their deadlines, and the ranks that have not finished them.
 
+use crate::StepCosts;
 use crate::step_deadline::{StepDeadlineEstimator, StepWorkload};
 use protocol::StepId;
 use std::collections::VecDeque;
@@ -105,6 +106,11 @@ impl StepWatchdog {
         for progress in &mut self.ranks {
             progress.overdue = None;
         }
+    }
+
+    /// Returns the costs of steps, estimated from the steps so far.
+    pub fn step_costs(&self) -> StepCosts {
+        self.deadline.costs()
     }
 
     /// Records a step that was sent to all ranks. `masked`: whether some of its rows wait for grammar

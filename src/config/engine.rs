@@ -60,6 +60,10 @@ pub struct EngineArgs {
     /// Maximum tokens of a prefill chunk; 0 = limited by the step only
     #[arg(long, default_value_t = 0, value_name = "TOKENS")]
     pub long_prefill_token_threshold: u32,
+    /// Expected time of a step in milliseconds while requests are generating tokens: prefill chunks are shortened to it, which limits
+    /// the time between two tokens; 0 = no limit
+    #[arg(long, default_value_t = 0, value_name = "MS")]
+    pub max_step_ms: u32,
     /// Distance in tokens of the checkpoints of recurrent state, which prefix hits need; 0 = only at the end of prompts
     /// and where prefix hits were shortened
     #[arg(long, default_value_t = 8192, value_name = "TOKENS")]
@@ -240,6 +244,11 @@ impl EngineArgs {
     /// Returns the maximum tokens of a prefill chunk; `None` = limited by the tokens of the step only.
     pub fn tokens_per_chunk(&self) -> Option<u32> {
         (self.long_prefill_token_threshold > 0).then_some(self.long_prefill_token_threshold)
+    }
+
+    /// Returns the time budget of a step in milliseconds; `None` = no limit.
+    pub fn max_step_ms(&self) -> Option<u32> {
+        (self.max_step_ms > 0).then_some(self.max_step_ms)
     }
 
     /// Returns the number of waiting and running requests at which further requests are rejected;

@@ -111,6 +111,7 @@ pub fn limits(
         tokens_per_step,
         max_num_seqs,
         tokens_per_chunk: engine.tokens_per_chunk(),
+        max_step_ms: engine.max_step_ms(),
         // Admission control limits the number of waiting and running requests to the same value, so this
         // limit of waiting requests is never reached.
         max_waiting_requests: engine.requests_in_flight_max(replicas, waiting_default),

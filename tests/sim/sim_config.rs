@@ -151,6 +151,8 @@ impl SimConfig {
         // Some draft token proposers need the token history. This setting is derived from `draft_tokens`
         // instead of drawn, because an additional draw would change the later draws of every seed.
         limits.needs_token_history = limits.draft_tokens == 3;
+        // Derived for the same reason.
+        limits.max_step_ms = (max_model_len % 4 == 1).then_some(1 + tokens_per_step % 3);
         limits.mixed_batches = !rng.chance_per_mille(100);
         limits.failure_timeout_ms = if rng.chance_per_mille(200) { 300 } else { 1 << 40 };
         let mut engine = SchedulerConfig::new(limits, kv_config(rng, block_tokens, blocks));

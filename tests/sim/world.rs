@@ -25,6 +25,7 @@ use crate::trace::SimTrace;
 use protocol::{BlockId, Replica, StateSlot};
 use scheduler::{
     ControlCommand, ExecutorFailure, Scheduler, SchedulerEffect, SchedulerEvent, SchedulerStats,
+    StepCosts,
 };
 
 /// State of one replica in the simulation.
@@ -366,6 +367,20 @@ impl SimWorld {
         Ok(())
     }
 
+    /// Changes the estimated costs of steps, by which chunks are shortened. Derived from the tick, because a draw would change the later
+    /// draws of every seed.
+    fn change_step_costs(&mut self) {
+        let ticks = self.counts.ticks as f64;
+        let costs = StepCosts {
+            fixed_ns: ticks % 7.0 * 2e5,
+            token_ns: ticks % 11.0 * 1e4,
+            pair_ns: ticks % 5.0 * 1e3,
+        };
+        for replica in 0..self.config.scheduler.replicas {
+            self.scheduler.set_step_costs(Replica(replica), costs);
+        }
+    }
+
     fn tick(&mut self) -> CheckResult {
         if self.rng.chance_per_mille(self.config.faults.clear_prefix_cache) {
             self.handle_event(SimEvent::ClearPrefixCache)?;
@@ -385,6 +400,7 @@ impl SimWorld {
         self.counts.ticks += 1;
         let mut effects = std::mem::take(&mut self.effects);
         self.fault_injector.alter_inbox(&mut inbox, &self.scheduler);
+        self.change_step_costs();
         self.scheduler.tick(self.now_ms, &mut inbox, &mut effects);
         self.fault_injector.alter_effects(&mut effects);
         self.inbox = inbox;

@@ -23,7 +23,7 @@ use scenario::{PlanScenario, parse_request, request, scenario, tokens};
 #[allow(clippy::needless_pass_by_value, reason = "calls are shorter with a value")]
 fn check(text: &str, expected: Expect) {
     let scenario = scenario(text);
-    let plan = plan(&scenario.state, &scenario.kv, &scenario.limits, StepPlan::default());
+    let plan = plan(&scenario.state, &scenario.kv, &scenario.limits, None, StepPlan::default());
     expected.assert_eq(&scenario.render(&plan));
 }
 
@@ -47,7 +47,7 @@ fn unmasked_rows_are_planned_after_rows_in_flight() {
         request.mask_state = GrammarMaskState::new(masked_from);
         request.cold_fields.params.first_masked_position = masked_from.unwrap_or(u32::MAX);
         let mut starts = Vec::new();
-        while let plan = plan(&state, &kv, &limits, StepPlan::default())
+        while let plan = plan(&state, &kv, &limits, None, StepPlan::default())
             && let Some(row) = plan.rows.first()
         {
             assert_eq!((plan.rows.len(), row.len), (1, 1));
@@ -146,7 +146,7 @@ fn masked_rows_have_drafts_while_masks_are_in_time() {
         let request = &mut state.requests[slot];
         request.mask_state = mask_state;
         request.cold_fields.params.first_masked_position = first_masked_position;
-        plan(&state, &kv, &limits, StepPlan::default()).rows[0].drafts
+        plan(&state, &kv, &limits, None, StepPlan::default()).rows[0].drafts
     };
     for mask_state in [GrammarMaskState::Unmasked, GrammarMaskState::InStep] {
         assert_eq!(drafts(mask_state, 0), 4, "{mask_state:?}");
@@ -194,13 +194,13 @@ fn blocked_head_is_not_looked_up_again_without_change() {
     // Five blocks were registered in the prefix cache before the queue head `a` was blocked; `x` grows by one
     // of the three free blocks.
     let mut scenario = scenario("free=3 | run x 20/21 | wait a 0/20");
-    let first = plan(&scenario.state, &scenario.kv, &scenario.limits, StepPlan::default());
+    let first = plan(&scenario.state, &scenario.kv, &scenario.limits, None, StepPlan::default());
     commit(&mut scenario.state, &mut scenario.kv, &first, 0);
     assert_eq!(
         scenario.state.blocked_head.map(|b| (b.needed_blocks, b.evictable_hits)),
         Some((5, 0))
     );
-    let again = plan(&scenario.state, &scenario.kv, &scenario.limits, StepPlan::default());
+    let again = plan(&scenario.state, &scenario.kv, &scenario.limits, None, StepPlan::default());
     assert!(again.blocked_head.is_none(), "two free blocks are fewer than the five needed");
     // Two more blocks are registered in the prefix cache. `a` may hit these blocks while other requests
     // reference them; it then needs only three free blocks, but none is free.
@@ -208,7 +208,7 @@ fn blocked_head_is_not_looked_up_again_without_change() {
     for token_source in [b'p', b'q'] {
         tables.push(scenario.fill(&tokens(token_source, 4), 4));
     }
-    let again = plan(&scenario.state, &scenario.kv, &scenario.limits, StepPlan::default());
+    let again = plan(&scenario.state, &scenario.kv, &scenario.limits, None, StepPlan::default());
     assert!(again.blocked_head.is_none(), "no free block, two published: three are missing");
 }
 
@@ -216,7 +216,7 @@ fn blocked_head_is_not_looked_up_again_without_change() {
 fn decode_only_plan_has_no_chunk() {
     let has_chunk = |text| {
         let scenario = scenario(text);
-        plan(&scenario.state, &scenario.kv, &scenario.limits, StepPlan::default()).has_chunk()
+        plan(&scenario.state, &scenario.kv, &scenario.limits, None, StepPlan::default()).has_chunk()
     };
     assert!(!has_chunk("drafts=2 | run a 8/9, b 3/4"));
     assert!(has_chunk("| run a 8/9, b 2/4"));
@@ -240,7 +240,7 @@ fn draft_rows_end_at_the_last_row_with_drafts() {
 #[test]
 fn pending_prefill_counts_tokens_beyond_the_step() {
     let scenario = scenario("step=16 | run a 8/9, b 4/12 | wait c 0/40 | cache c 8");
-    let plan = plan(&scenario.state, &scenario.kv, &scenario.limits, StepPlan::default());
+    let plan = plan(&scenario.state, &scenario.kv, &scenario.limits, None, StepPlan::default());
     assert_eq!(scenario.render(&plan), "run a[8,9) b[4,12) c[8,12) admit c");
     assert_eq!(plan.pending_prefill_tokens, 8 + 32);
 }
@@ -249,7 +249,7 @@ fn pending_prefill_counts_tokens_beyond_the_step() {
 fn continued_prefill_is_partial() {
     let has_partial = |text| {
         let scenario = scenario(text);
-        plan(&scenario.state, &scenario.kv, &scenario.limits, StepPlan::default())
+        plan(&scenario.state, &scenario.kv, &scenario.limits, None, StepPlan::default())
             .has_partial_prefill()
     };
     assert!(!has_partial("| run a 8/9 | wait b 0/4"));
@@ -259,7 +259,7 @@ fn continued_prefill_is_partial() {
 #[test]
 fn non_preemptible_admission_reserves_its_growth() {
     let scenario = scenario("free=9 | wait a! 0/4");
-    let plan = plan(&scenario.state, &scenario.kv, &scenario.limits, StepPlan::default());
+    let plan = plan(&scenario.state, &scenario.kv, &scenario.limits, None, StepPlan::default());
     assert_eq!(
         plan.admit.iter().map(|admission| admission.reserved_blocks).collect::<Vec<_>>(),
         [2]
@@ -272,7 +272,7 @@ fn max_preemptions_make_a_request_non_preemptible() {
         let PlanScenario { mut state, mut kv, limits, .. } = scenario("free=0 | run a 8/9, b 3/4");
         let last = state.running.get(1);
         state.requests[last].preemptions = before;
-        let plan = plan(&state, &kv, &limits, StepPlan::default());
+        let plan = plan(&state, &kv, &limits, None, StepPlan::default());
         assert_eq!(plan.preempt, [last]);
         commit(&mut state, &mut kv, &plan, 0);
         let request = &state.requests[last];
@@ -285,10 +285,36 @@ fn max_preemptions_make_a_request_non_preemptible() {
 fn first_admission_counts_prefix_hits() {
     let PlanScenario { mut state, mut kv, limits, .. } =
         scenario("| wait a 0/9, b 0/5 | cache a 8");
-    let plan = plan(&state, &kv, &limits, StepPlan::default());
+    let plan = plan(&state, &kv, &limits, None, StepPlan::default());
     commit(&mut state, &mut kv, &plan, 0);
     let totals = &state.totals;
     assert_eq!((totals.prompt_tokens, totals.prompt_tokens_cached), (14, 8));
     assert_eq!((totals.prefix_queries, totals.prefix_hits), (14, 8));
     assert_eq!(state.kv_group_hits.to_vec(), [], "one group that keeps all positions");
+}
+
+#[test]
+fn time_budget_shortens_chunks_while_requests_decode() {
+    // A quantum of 64 tokens; 10 µs per token, 1 µs per pair with a context position, 100 µs per step.
+    let costs = StepCosts { fixed_ns: 100_000.0, token_ns: 10_000.0, pair_ns: 1_000.0 };
+    let chunks = |text: &str, max_step_ms: Option<u32>| {
+        let PlanScenario { state, kv, mut limits, .. } = scenario(text);
+        limits.tokens_per_step = 1_000;
+        limits.max_step_ms = max_step_ms;
+        let plan = plan(&state, &kv, &limits, Some(costs), StepPlan::default());
+        let chunks = plan.rows[plan.decode_rows..].iter();
+        chunks.map(|row| (row.start, row.len)).collect::<Vec<_>>()
+    };
+    let decoding = "free=600 | run a 8/9 | wait b 0/900, c 0/900";
+    assert_eq!(chunks(decoding, None), [(0, 900), (0, 64)], "limited by the tokens of the step");
+    // 5.9 ms - 10 µs are left: 71 tokens (71 · (10 + 71) µs), aligned to the quantum.
+    assert_eq!(chunks(decoding, Some(6)), [(0, 64)]);
+    assert_eq!(chunks(decoding, Some(1)), [(0, 64)], "at least one quantum, but only one");
+    assert_eq!(chunks(decoding, Some(1_000)), [(0, 900), (0, 64)]);
+    let alone = "free=600 | wait b 0/900";
+    assert_eq!(chunks(alone, Some(6)), [(0, 900)], "no request waits for a token");
+    // The context of a chunk counts: 8 + 512 positions at first.
+    let continued = "free=600 | run a 8/9, b 512/900";
+    assert_eq!(chunks(continued, Some(40)), [(512, 64)], "64 tokens take 38 ms");
+    assert_eq!(chunks(continued, Some(90)), [(512, 128)], "128 tokens take 83 ms");
 }

@@ -53,7 +53,8 @@ impl Scheduler {
         }
         for replica in &mut *replicas {
             let recycled = std::mem::take(&mut replica.plan);
-            replica.plan = plan(&replica.state, &replica.kv, limits, recycled);
+            let (state, kv, costs) = (&replica.state, &replica.kv, replica.step_costs);
+            replica.plan = plan(state, kv, limits, costs, recycled);
         }
         if self.config.lockstep && self.config.prefill_gate {
             lockstep::delay_prefill(&mut self.prefill_gate, replicas, limits);

@@ -39,7 +39,7 @@ fn plan_windowed(blocks: u32, running: &[&str]) -> String {
     for entry in running {
         run_windowed(&mut scenario, entry, &config);
     }
-    let plan = plan(&scenario.state, &scenario.kv, &scenario.limits, StepPlan::default());
+    let plan = plan(&scenario.state, &scenario.kv, &scenario.limits, None, StepPlan::default());
     scenario.render(&plan)
 }
 
@@ -58,7 +58,7 @@ fn hits_without_window(entry: &str, change: impl FnOnce(&mut Request)) -> Vec<Kv
     let mut request = request(&parse_request(entry), 100, &config);
     change(&mut request);
     scenario.state.enqueue(request);
-    let plan = plan(&scenario.state, &scenario.kv, &scenario.limits, StepPlan::default());
+    let plan = plan(&scenario.state, &scenario.kv, &scenario.limits, None, StepPlan::default());
     assert_eq!(plan.admit.len(), 1);
     commit(&mut scenario.state, &mut scenario.kv, &plan, 0);
     scenario.state.kv_group_hits.to_vec()
