@@ -148,8 +148,8 @@ pub enum CollectiveError {
         /// Error of the operating system.
         error: String,
     },
-    /// The ranks of several hosts have exchanged something else than their endpoints.
-    #[error("rank {rank} has sent no endpoint")]
+    /// The endpoint of a rank of another host is unknown.
+    #[error("the endpoint of rank {rank} is unknown")]
     NoEndpoint {
         /// Index of the rank.
         rank: usize,

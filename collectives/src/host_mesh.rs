@@ -1,5 +1,6 @@
 //! Ranks of a server on several hosts, and the connections between the members of their groups.
 
+use std::collections::BTreeMap;
 use std::net::TcpStream;
 
 use crate::mesh_endpoint::{ExpectedPeer, MeshEndpoint, MeshListener, connect};
@@ -10,7 +11,7 @@ use crate::{CollectiveError, SharedMemoryGroup, SharedMemoryRendezvous};
 #[derive(Debug)]
 pub struct HostMesh {
     listener: MeshListener,
-    endpoints: Vec<MeshEndpoint>,
+    endpoints: BTreeMap<usize, MeshEndpoint>,
     ranks_per_host: usize,
     rank: usize,
 }
@@ -25,21 +26,16 @@ pub struct GroupMembership {
 }
 
 impl HostMesh {
-    /// Creates the mesh of rank `rank`, whose listener is `listener`. `messages` are the encoded endpoints of all ranks, in
-    /// rank order.
-    ///
-    /// Errors: a message is not an endpoint.
+    /// Creates the mesh of rank `rank`, whose listener is `listener`. `endpoints` are those of all ranks of its groups, by world
+    /// rank.
+    #[must_use]
     pub fn new(
         listener: MeshListener,
-        messages: &[Vec<u8>],
+        endpoints: BTreeMap<usize, MeshEndpoint>,
         ranks_per_host: usize,
         rank: usize,
-    ) -> Result<Self, CollectiveError> {
-        let endpoint = |(rank, bytes): (usize, &Vec<u8>)| {
-            MeshEndpoint::from_bytes(bytes).ok_or(CollectiveError::NoEndpoint { rank })
-        };
-        let endpoints = messages.iter().enumerate().map(endpoint).collect::<Result<_, _>>()?;
-        Ok(Self { listener, endpoints, ranks_per_host, rank })
+    ) -> Self {
+        Self { listener, endpoints, ranks_per_host, rank }
     }
 
     fn host_of(&self, rank: usize) -> usize {
@@ -66,7 +62,11 @@ impl HostMesh {
         let others = hosts.into_iter().filter(|&host| host != self.host_of(self.rank));
         let copiers = others.filter_map(|host| self.copier(members, host, own));
         let sender = ExpectedPeer { group: *group, rank: own };
-        copiers.map(|rank| connect(&self.endpoints[rank], rank, sender)).collect()
+        let connect_to = |rank| {
+            let endpoint = self.endpoints.get(&rank).ok_or(CollectiveError::NoEndpoint { rank })?;
+            connect(endpoint, rank, sender)
+        };
+        copiers.map(connect_to).collect()
     }
 
     /// Members of a group whose chunks this rank copies.

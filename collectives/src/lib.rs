@@ -37,7 +37,7 @@ pub use group::{
 pub use group_rendezvous::{GroupRendezvous, HostGroup, form_host_group};
 pub use group_watchdog::LaunchedCollectives;
 pub use host_mesh::{GroupMembership, HostMesh};
-pub use mesh_endpoint::{MeshEndpoint, MeshListener};
+pub use mesh_endpoint::{MESH_TOKEN_BYTES, MeshEndpoint, MeshListener};
 pub use peer_memory::{PeerMemory, PeerMemoryHandle, PeerMemoryRank};
 pub use rendezvous::SharedMemoryRendezvous;
 pub use row_counts::AllToAllRowCounts;

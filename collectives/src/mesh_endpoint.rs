@@ -15,9 +15,9 @@ use crate::tcp_mesh::MirroredRank;
 /// Identifies a connection between ranks.
 const MAGIC: [u8; 4] = *b"HDRM";
 /// Bytes of the secret that a rank expects from those that connect to it.
-const TOKEN_BYTES: usize = 32;
+pub const MESH_TOKEN_BYTES: usize = 32;
 /// Bytes of the first message of a connection: magic, token, index of the group, index of the sending rank in it.
-const HELLO_BYTES: usize = MAGIC.len() + TOKEN_BYTES + 8;
+const HELLO_BYTES: usize = MAGIC.len() + MESH_TOKEN_BYTES + 8;
 /// Maximum time until all ranks have connected.
 const CONNECT_TIMEOUT: Duration = Duration::from_mins(1);
 /// Maximum time in which an accepted connection must send its first message. A stranger delays the start of the group by at most this time.
@@ -35,24 +35,9 @@ const PROBES: u32 = 5;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MeshEndpoint {
     /// Host name or IP address, and port.
-    address: String,
-    token: [u8; TOKEN_BYTES],
-}
-
-impl MeshEndpoint {
-    /// Encodes the endpoint as a message of [`crate::GroupRendezvous::exchange`] or of the engine.
-    #[must_use]
-    pub fn to_bytes(&self) -> Vec<u8> {
-        [&self.token[..], self.address.as_bytes()].concat()
-    }
-
-    /// Decodes an endpoint; `None` if the bytes are not an endpoint.
-    #[must_use]
-    pub fn from_bytes(bytes: &[u8]) -> Option<Self> {
-        let (token, address) = bytes.split_first_chunk()?;
-        let address = String::from_utf8(address.to_vec()).ok()?;
-        Some(Self { address, token: *token })
-    }
+    pub address: String,
+    /// Secret of the listener.
+    pub token: [u8; MESH_TOKEN_BYTES],
 }
 
 /// Listener of one rank for the connections from ranks of other hosts.
@@ -80,7 +65,7 @@ impl MeshListener {
             let own = host.parse::<IpAddr>().map(|ip| SocketAddr::from((ip, 0)));
             let listener = own.map_or_else(|_| TcpListener::bind(any), TcpListener::bind)?;
             listener.set_nonblocking(true)?;
-            let mut token = [0; TOKEN_BYTES];
+            let mut token = [0; MESH_TOKEN_BYTES];
             std::fs::File::open("/dev/urandom")?.read_exact(&mut token)?;
             let port = listener.local_addr()?.port();
             let name = if host.contains(':') { format!("[{host}]") } else { host.to_owned() };
@@ -173,7 +158,7 @@ fn read_hello(mut stream: &TcpStream, token: &[u8]) -> io::Result<Option<Expecte
     stream.set_read_timeout(None)?;
     prepare(stream)?;
     let (magic, rest) = hello.split_at(MAGIC.len());
-    let (theirs, indices) = rest.split_at(TOKEN_BYTES);
+    let (theirs, indices) = rest.split_at(MESH_TOKEN_BYTES);
     // All bytes are compared, so that the time does not depend on the position of a difference.
     let difference = theirs.iter().zip(token).fold(0, |bits, (a, b)| bits | (a ^ b));
     if magic != MAGIC || difference != 0 {

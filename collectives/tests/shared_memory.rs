@@ -7,6 +7,7 @@
 #[path = "../../tests/support/bounded_child.rs"]
 mod bounded_child;
 
+use std::collections::BTreeMap;
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::process::{Command, Stdio};
@@ -17,7 +18,7 @@ use std::time::{Duration, Instant};
 use bounded_child::{CHILD_TIMEOUT, wait_within};
 use collectives::{
     CALL_HISTORY_LEN, CollectiveBackend, CollectiveCallState, CollectiveError, CollectiveOp,
-    GroupMembership, HostMesh, MeshEndpoint, MeshListener, SharedMemoryGroup,
+    GroupMembership, HostMesh, MESH_TOKEN_BYTES, MeshEndpoint, MeshListener, SharedMemoryGroup,
     SharedMemoryRendezvous,
 };
 use device::{DeviceElement, DeviceStream, MatMut, MatRef, bf16, f16};
@@ -39,6 +40,11 @@ fn ranks<T: Send>(size: usize, work: impl Fn(SharedMemoryGroup) -> T + Sync) -> 
     })
 }
 
+/// Endpoints of the listeners, by rank.
+fn endpoints_of(listeners: &[MeshListener]) -> BTreeMap<usize, MeshEndpoint> {
+    listeners.iter().map(|listener| listener.endpoint().clone()).enumerate().collect()
+}
+
 /// Runs `work` on every rank of a group of which `per_host` ranks are on each host. A host is a shared memory of its own.
 fn ranks_of_hosts<T: Send>(
     size: usize,
@@ -49,13 +55,12 @@ fn ranks_of_hosts<T: Send>(
     let memory = || SharedMemoryRendezvous::create(&[1, size]).unwrap();
     let hosts: Vec<_> = (0..size / per_host).map(|_| memory()).collect();
     let listeners: Vec<_> = (0..size).map(|_| MeshListener::bind("127.0.0.1").unwrap()).collect();
-    let messages: Vec<Vec<u8>> =
-        listeners.iter().map(|listener| listener.endpoint().to_bytes()).collect();
-    let (work, messages, hosts) = (&work, &messages, &hosts);
+    let endpoints = endpoints_of(&listeners);
+    let (work, endpoints, hosts) = (&work, &endpoints, &hosts);
     thread::scope(|scope| {
         let join = |(rank, listener)| {
             scope.spawn(move || {
-                let mesh = HostMesh::new(listener, messages, per_host, rank).unwrap();
+                let mesh = HostMesh::new(listener, endpoints.clone(), per_host, rank);
                 let member = GroupMembership { group: 1, members: (0..size).collect() };
                 let host = &hosts[rank / per_host];
                 let groups = host.join_across_hosts(&mesh, &[member]).unwrap();
@@ -400,21 +405,19 @@ fn mismatch_between_hosts_fails_all_ranks() {
 fn strangers_do_not_become_ranks() {
     let memory = [(); 2].map(|()| SharedMemoryRendezvous::create(&[2]).unwrap());
     let listeners = [(); 2].map(|()| MeshListener::bind("127.0.0.1").unwrap());
-    let messages: Vec<Vec<u8>> =
-        listeners.iter().map(|listener| listener.endpoint().to_bytes()).collect();
+    let endpoints = endpoints_of(&listeners);
     // A stranger with the magic and the indices of rank 1, but with another secret; another one that sends nothing.
-    let address = String::from_utf8(messages[0][32..].to_vec()).unwrap();
     let mut hello = b"HDRM".to_vec();
-    hello.extend([0; 32]);
+    hello.extend([0; MESH_TOKEN_BYTES]);
     hello.extend([0, 0, 0, 0, 1, 0, 0, 0]);
-    let mut stranger = TcpStream::connect(&address).unwrap();
+    let mut stranger = TcpStream::connect(&endpoints[&0].address).unwrap();
     stranger.write_all(&hello).unwrap();
-    let silent = TcpStream::connect(&address).unwrap();
-    let (memory, messages) = (&memory, &messages);
+    let silent = TcpStream::connect(&endpoints[&0].address).unwrap();
+    let (memory, endpoints) = (&memory, &endpoints);
     thread::scope(|scope| {
         for (rank, listener) in listeners.into_iter().enumerate() {
             scope.spawn(move || {
-                let mesh = HostMesh::new(listener, messages, 1, rank).unwrap();
+                let mesh = HostMesh::new(listener, endpoints.clone(), 1, rank);
                 let member = GroupMembership { group: 0, members: vec![0, 1] };
                 let groups = memory[rank].join_across_hosts(&mesh, &[member]).unwrap();
                 assert_eq!(run_all_reduce(&groups[0], 3, 5).unwrap(), expected_sums(2, 15));
@@ -425,7 +428,6 @@ fn strangers_do_not_become_ranks() {
     drop(silent);
     let mut rest = Vec::new();
     assert!(matches!(stranger.read_to_end(&mut rest), Ok(0) | Err(_)), "the stranger was accepted");
-    assert_eq!(MeshEndpoint::from_bytes(&messages[0][..31]), None);
 }
 
 #[test]

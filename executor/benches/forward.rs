@@ -70,6 +70,7 @@ fn main() {
             ranks_on_host: 1,
             expert_placement: None,
             one_shot_all_reduce: true,
+            host_address: None,
             rendezvous: None,
         },
     };

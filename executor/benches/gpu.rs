@@ -183,6 +183,7 @@ fn config(
             ranks_on_host: 1,
             expert_placement: None,
             one_shot_all_reduce: true,
+            host_address: None,
             rendezvous: None,
         },
     }

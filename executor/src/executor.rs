@@ -3,6 +3,7 @@
 use crate::expert_load_report::ExpertLoadReporter;
 use crate::model_context::ModelContext;
 use crate::open_device::OpenedDevice;
+use crate::ranks::{RankGroups, SingleHost};
 use crate::sequence_slots::BlockTableLimits;
 use crate::spec_decode::{self, ProposerModel};
 use crate::step::{
@@ -12,8 +13,9 @@ use crate::step::{
 };
 use crate::trace::{StepTracer, TraceSession};
 use crate::{
-    ExecutorConfig, ExecutorError, GPU_LOGPROBS_MAX, KvCacheSize, check_draft_world, check_sampler,
-    check_speculation, check_world, kv_sizing, open_device, precompile, ranks, source, warm_up,
+    EndpointExchange, ExecutorConfig, ExecutorError, GPU_LOGPROBS_MAX, KvCacheSize,
+    check_draft_world, check_sampler, check_speculation, check_world, kv_sizing, open_device,
+    precompile, ranks, source, warm_up,
 };
 use models::sharding::{ParallelRanks, UnevenSplitError};
 use models::{
@@ -65,9 +67,19 @@ pub struct Executor {
 }
 
 impl Executor {
-    /// Opens the device and loads this rank's shard of the model.
+    /// Opens the device and loads this rank's shard of the model. All ranks are on one host.
     pub fn load(
+        config: ExecutorConfig,
+        progress: &mut dyn FnMut(StartupPhaseProgress),
+    ) -> Result<Self, ExecutorError> {
+        Self::load_on_hosts(config, &mut SingleHost, progress)
+    }
+
+    /// Opens the device and loads this rank's shard of the model. If the ranks are on several hosts, they find each other through
+    /// `exchange`.
+    pub fn load_on_hosts(
         mut config: ExecutorConfig,
+        exchange: &mut dyn EndpointExchange,
         progress: &mut dyn FnMut(StartupPhaseProgress),
     ) -> Result<Self, ExecutorError> {
         let settings = &config.settings;
@@ -82,7 +94,7 @@ impl Executor {
         check_speculation(settings.speculative, &config.model, config.draft.as_ref())?;
         check_sampler(settings.device, settings.parallel, &config.model)?;
         let OpenedDevice { backend, threads } = open_device::open(&config)?;
-        let [tp, dp] = ranks::groups(settings, backend.gpu(), progress)?;
+        let RankGroups { tp, dp } = ranks::groups(settings, backend.gpu(), exchange, progress)?;
         let dtype = open_device::dtype(settings);
         let kv_dtype = open_device::kv_dtype(settings, dtype);
         let uses_mla = |model: &models::ModelConfig| model.mla.is_some();

@@ -43,7 +43,9 @@ pub use executor::{Executor, StartupPhaseProgress, SubmittedStep, TraceHandle};
 pub use op_bench::{BENCH_OP_NAMES, OpBench, OpBenchConfig, OpTiming};
 pub use open_device::survey_gpus;
 pub use rank_calls::CollectiveHistory;
-pub use ranks::{ParallelConfigError, RankRendezvous, check_draft_world, check_world};
+pub use ranks::{
+    EndpointExchange, ParallelConfigError, RankRendezvous, check_draft_world, check_world,
+};
 pub use run::run;
 pub use sampler_limits::{VocabularyLimitError, check_sampler};
 pub use spec_decode::{MODEL_DRAFTS_MAX, MTP_DRAFTS_MAX, SpeculationError, check_speculation};

@@ -43,7 +43,8 @@ pub(crate) struct DeviceOpenOptions<'a> {
 /// Opens the device that the settings of a rank select.
 pub(crate) fn open(config: &ExecutorConfig) -> Result<OpenedDevice, ExecutorError> {
     let settings = &config.settings;
-    let rank = usize::from(settings.rank.0);
+    // Position among the ranks of this host.
+    let rank = usize::from(settings.rank.0 % settings.ranks_on_host.max(1));
     let threads = match settings.device {
         DeviceKind::Cpu => Some(cpu_threads(settings)),
         DeviceKind::Rocm | DeviceKind::Cuda => settings.threads.map(|n| n as usize),

@@ -3,11 +3,16 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use collectives::{CollectiveError, DeviceGroup, ParallelGroup, SharedMemoryGroup};
+use collectives::{
+    CollectiveError, DeviceGroup, GroupMembership, HostMesh, MeshEndpoint, MeshListener,
+    ParallelGroup, SharedMemoryGroup, SharedMemoryRendezvous,
+};
 use kernels::gpu::GpuBackend;
 use models::sharding::{ParallelRank, ParallelRanks};
 use models::{ModelConfig, check_split};
-use protocol::{ExecutorSettings, ExpertPlacement, ParallelConfig, Rank, StartupPhase};
+use protocol::{
+    ExecutorSettings, ExpertPlacement, ParallelConfig, Rank, RankEndpoint, StartupPhase,
+};
 
 use crate::rank_calls::CollectiveHistory;
 use crate::{ExecutorError, StartupPhaseProgress};
@@ -43,6 +48,9 @@ pub enum ParallelConfigError {
         /// Number of ranks in the communication groups of this rank.
         ranks: u16,
     },
+    /// The communication groups have ranks on several hosts, but the endpoints of the ranks cannot be exchanged.
+    #[error("ranks on several hosts need a scheduler that exchanges their endpoints")]
+    NoEndpointExchange,
 }
 
 /// Checks that a model can be served with a parallel configuration. Called before the model is loaded.
@@ -102,45 +110,115 @@ pub(crate) fn reports_outputs(settings: &ExecutorSettings) -> bool {
     settings.rank.0.is_multiple_of(settings.parallel.tp_size.max(1))
 }
 
-/// Joins the two communication groups of a rank: the TP group of its replica, and the DP group. The DP group
-/// contains the ranks of all replicas that have the same TP rank. Replicas that share experts exchange tokens
-/// in the DP group.
+/// Exchange of endpoints between the ranks that start together.
+pub trait EndpointExchange {
+    /// Sends the endpoint of this rank, and returns the endpoints of all ranks.
+    ///
+    /// Errors: the exchange is not possible, or the link to the scheduler failed.
+    fn exchange(&mut self, own: RankEndpoint) -> Result<Vec<RankEndpoint>, ExecutorError>;
+}
+
+/// Exchange of ranks that are all on one host: there is none.
+pub(crate) struct SingleHost;
+
+impl EndpointExchange for SingleHost {
+    fn exchange(&mut self, _: RankEndpoint) -> Result<Vec<RankEndpoint>, ExecutorError> {
+        Err(ParallelConfigError::NoEndpointExchange.into())
+    }
+}
+
+/// Communication groups of a rank.
+pub(crate) struct RankGroups {
+    /// TP group of the replica.
+    pub(crate) tp: ParallelGroup,
+    /// DP group: the ranks of all replicas that have the same TP rank. Replicas that share experts exchange tokens in it.
+    pub(crate) dp: ParallelGroup,
+}
+
+/// Joins the communication groups of a rank.
 pub(crate) fn groups(
     settings: &ExecutorSettings,
     gpu: Option<&Arc<GpuBackend>>,
+    exchange: &mut dyn EndpointExchange,
     progress: &mut dyn FnMut(StartupPhaseProgress),
-) -> Result<[ParallelGroup; 2], ExecutorError> {
-    let (parallel, rank) = (settings.parallel, settings.rank);
-    let ParallelRanks { tp, .. } = ranks(parallel, rank)?;
-    let replica = usize::from(rank.0 / parallel.tp_size);
-    let dp_rank = ParallelRank { rank: replica, size: parallel.dp_size.into() };
-    let dp = if parallel.lockstep() { dp_rank } else { ParallelRank::SINGLE };
-    if tp.size == 1 && dp.size == 1 {
-        return Ok([ParallelGroup::single(), ParallelGroup::single()]);
+) -> Result<RankGroups, ExecutorError> {
+    let parallel = settings.parallel;
+    let memberships = memberships(parallel, settings.rank)?;
+    if memberships.iter().flatten().count() == 0 {
+        return Ok(RankGroups { tp: ParallelGroup::single(), dp: ParallelGroup::single() });
     }
     let phase = StartupPhase::Join;
     progress(StartupPhaseProgress { phase, done: 0, total: 1 });
-    let no_rendezvous = ParallelConfigError::NoRendezvous { ranks: (tp.size * dp.size) as u16 };
+    let no_rendezvous = ParallelConfigError::NoRendezvous { ranks: parallel.ranks_per_group() };
     let path = settings.rendezvous.as_deref().ok_or(no_rendezvous)?;
-    let rendezvous = collectives::SharedMemoryRendezvous::open(path, &sizes(parallel))?;
-    let join = |group: usize,
-                member: ParallelRank,
-                one_shot_all_reduce: bool|
-     -> Result<ParallelGroup, CollectiveError> {
-        if member.size == 1 {
-            return Ok(ParallelGroup::single());
-        }
-        let shared = rendezvous.join(group, member.rank)?;
-        Ok(ParallelGroup::new(match gpu {
-            Some(gpu) => Box::new(join_device_group(shared, gpu, one_shot_all_reduce)?),
-            None => Box::new(shared),
-        }))
+    let rendezvous = SharedMemoryRendezvous::open(path, &sizes(parallel))?;
+    let joined = if let Some(host) = &settings.host_address {
+        let mesh = host_mesh(settings, host, exchange)?;
+        let joined: Vec<GroupMembership> = memberships.iter().flatten().cloned().collect();
+        rendezvous.join_across_hosts(&mesh, &joined)?
+    } else {
+        let own = usize::from(settings.rank.0);
+        let join = |membership: &GroupMembership| {
+            let rank = membership.members.iter().position(|&member| member == own);
+            rendezvous.join(membership.group, rank.unwrap_or_default())
+        };
+        memberships.iter().flatten().map(join).collect::<Result<_, _>>()?
     };
-    let dp_group = usize::from(parallel.dp_size) + tp.rank;
-    // The DP group needs no all-reduce: expert outputs are summed by reduce-scatter.
-    let joined = [join(replica, tp, settings.one_shot_all_reduce)?, join(dp_group, dp, false)?];
+    // Peer memory reaches the GPUs of one host only. The DP group needs no all-reduce: expert outputs are summed by reduce-scatter.
+    let one_shot = settings.one_shot_all_reduce && settings.host_address.is_none();
+    let mut joined = joined.into_iter();
+    let [tp, dp] = memberships.map(|membership| membership.and_then(|_| joined.next()));
+    let groups =
+        RankGroups { tp: parallel_group(tp, gpu, one_shot)?, dp: parallel_group(dp, gpu, false)? };
     progress(StartupPhaseProgress { phase, done: 1, total: 1 });
-    Ok(joined)
+    Ok(groups)
+}
+
+/// TP and DP group of a rank; `None` = the group would have one rank.
+fn memberships(
+    parallel: ParallelConfig,
+    rank: Rank,
+) -> Result<[Option<GroupMembership>; 2], ParallelConfigError> {
+    let ParallelRanks { tp, .. } = ranks(parallel, rank)?;
+    let [tp_size, dp_size] = [parallel.tp_size, parallel.dp_size].map(usize::from);
+    let replica = usize::from(rank.0) / tp_size;
+    let replica_ranks = (replica * tp_size..(replica + 1) * tp_size).collect();
+    let same_tp_rank = (0..dp_size).map(|replica| replica * tp_size + tp.rank).collect();
+    let of =
+        |is_group: bool, group, members| is_group.then_some(GroupMembership { group, members });
+    Ok([
+        of(tp_size > 1, replica, replica_ranks),
+        of(parallel.lockstep(), dp_size + tp.rank, same_tp_rank),
+    ])
+}
+
+/// Exchanges the endpoints of the ranks of all hosts. `host` is the name or address of this host.
+fn host_mesh(
+    settings: &ExecutorSettings,
+    host: &str,
+    exchange: &mut dyn EndpointExchange,
+) -> Result<HostMesh, ExecutorError> {
+    let listener = MeshListener::bind(host)?;
+    let MeshEndpoint { address, token } = listener.endpoint().clone();
+    let endpoints = exchange.exchange(RankEndpoint { rank: settings.rank, address, token })?;
+    let by_rank = endpoints.into_iter().map(|RankEndpoint { rank, address, token }| {
+        (usize::from(rank.0), MeshEndpoint { address, token })
+    });
+    let (per_host, rank) = (settings.ranks_on_host.into(), settings.rank.0.into());
+    Ok(HostMesh::new(listener, by_rank.collect(), per_host, rank))
+}
+
+/// Returns the group with the transport of the device.
+fn parallel_group(
+    shared: Option<SharedMemoryGroup>,
+    gpu: Option<&Arc<GpuBackend>>,
+    one_shot_all_reduce: bool,
+) -> Result<ParallelGroup, CollectiveError> {
+    let Some(shared) = shared else { return Ok(ParallelGroup::single()) };
+    Ok(ParallelGroup::new(match gpu {
+        Some(gpu) => Box::new(join_device_group(shared, gpu, one_shot_all_reduce)?),
+        None => Box::new(shared),
+    }))
 }
 
 fn join_device_group(

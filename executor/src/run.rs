@@ -6,13 +6,13 @@
 
 use crate::command_inbox::CommandInbox;
 use crate::{
-    Executor, ExecutorConfig, ExecutorError, StartupPhaseProgress, SubmittedStep, TraceHandle,
-    ranks,
+    EndpointExchange, Executor, ExecutorConfig, ExecutorError, StartupPhaseProgress, SubmittedStep,
+    TraceHandle, ranks,
 };
 use protocol::link::{LinkError, MessageLink, MessageReceiver, MessageSender};
 use protocol::{
     DeviceKind, ExecutorCommand, ExecutorEvent, ExecutorHello, PROTOCOL_VERSION, ProfilerStatus,
-    StartupPhase, StepId, StepOutput,
+    RankEndpoint, StartupPhase, StepId, StepOutput,
 };
 use std::any::Any;
 use std::cell::Cell;
@@ -28,6 +28,9 @@ const PROGRESS_INTERVAL: Duration = Duration::from_millis(100);
 /// Maximum number of messages and steps in the queue of the reply thread. It exceeds the number of steps that
 /// a scheduler has in flight.
 const OUTBOX_CAPACITY: usize = 8;
+
+/// Timeout of each wait for the endpoints of other ranks.
+const EXCHANGE_POLL: Duration = Duration::from_secs(1);
 
 /// Epoch of the first executors that the engine starts; executors that replace failed executors have a later
 /// epoch.
@@ -201,7 +204,10 @@ fn serve<R: MessageReceiver<Message = ExecutorCommand>>(
     let traces_from_start = config.settings.profile_dir.is_some() && epoch.0 <= FIRST_EPOCH;
     send(outbox, ExecutorEvent::Hello(hello(&config)))?;
     let mut progress_reporter = StartupProgressReporter { outbox, last: None, closed: false };
-    let mut executor = Executor::load(config, &mut |progress| progress_reporter.send(progress))?;
+    let mut executor = {
+        let exchange = &mut LinkExchange { link, outbox };
+        Executor::load_on_hosts(config, exchange, &mut |progress| progress_reporter.send(progress))?
+    };
     send(outbox, ExecutorEvent::WeightsLoaded(executor.weights_digest()))?;
     let warm_up_report = executor.warm_up(&mut |progress| progress_reporter.send(progress))?;
     if progress_reporter.closed {
@@ -211,7 +217,7 @@ fn serve<R: MessageReceiver<Message = ExecutorCommand>>(
     let mut commands = CommandInbox::new(link, reports_drafts.then_some(outbox));
     loop {
         match commands.next().map_err(ExecutorError::Link)? {
-            None | Some(ExecutorCommand::Bitmask(_)) => {}
+            None | Some(ExecutorCommand::Bitmask(_) | ExecutorCommand::Endpoints(_)) => {}
             Some(ExecutorCommand::Shutdown) => return Ok(()),
             Some(ExecutorCommand::AllocateKv { blocks }) => {
                 let ready =
@@ -241,6 +247,29 @@ fn serve<R: MessageReceiver<Message = ExecutorCommand>>(
                 let outgoing = OutboxMessage::Step(batch.step, submitted);
                 outbox.send(outgoing).map_err(|_| ExecutorExitReason::Closed)?;
                 step.set(None);
+            }
+        }
+    }
+}
+
+/// Exchange of endpoints through the link to the scheduler.
+struct LinkExchange<'a, R> {
+    link: &'a mut R,
+    outbox: &'a SyncSender<OutboxMessage>,
+}
+
+impl<R: MessageReceiver<Message = ExecutorCommand>> EndpointExchange for LinkExchange<'_, R> {
+    fn exchange(&mut self, own: RankEndpoint) -> Result<Vec<RankEndpoint>, ExecutorError> {
+        let message = OutboxMessage::Message(ExecutorEvent::Endpoint(own));
+        self.outbox.send(message).map_err(|_| ExecutorError::Link(LinkError::Closed))?;
+        // The scheduler limits the time of the start, and closes the link if another rank fails.
+        loop {
+            match self.link.recv(EXCHANGE_POLL).map_err(ExecutorError::Link)? {
+                Some(ExecutorCommand::Endpoints(endpoints)) => return Ok(endpoints),
+                Some(ExecutorCommand::Shutdown) => {
+                    return Err(ExecutorError::Link(LinkError::Closed));
+                }
+                _ => {}
             }
         }
     }

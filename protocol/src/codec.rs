@@ -68,6 +68,7 @@ mod kind {
     pub(super) const SHUTDOWN: u16 = 4;
     pub(super) const PROFILE: u16 = 5;
     pub(super) const GRAMMAR_BITMASK: u16 = 6;
+    pub(super) const ENDPOINTS: u16 = 7;
     pub(super) const HELLO: u16 = 17;
     pub(super) const PROGRESS: u16 = 18;
     pub(super) const WARM_UP_DONE: u16 = 19;
@@ -79,6 +80,7 @@ mod kind {
     pub(super) const STEP_DONE: u16 = 25;
     pub(super) const WEIGHTS_LOADED: u16 = 26;
     pub(super) const DRAFTS: u16 = 27;
+    pub(super) const ENDPOINT: u16 = 28;
     pub(super) const CHALLENGE: u16 = 33;
     pub(super) const RESPONSE: u16 = 34;
     pub(super) const WELCOME: u16 = 35;

@@ -4,11 +4,13 @@ use crate::{Batch, Epoch, KvSpec, Rank, RequestId, StepId, StepOutput, Token, To
 use serde::{Deserialize, Serialize};
 
 /// Protocol version; both ends must have the same.
-pub const PROTOCOL_VERSION: u16 = 17;
+pub const PROTOCOL_VERSION: u16 = 18;
 
 /// Messages from the scheduler to an executor.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub enum ExecutorCommand {
+    /// Endpoints of all ranks that start together. Response to `ExecutorEvent::Endpoint`, after all ranks have sent theirs.
+    Endpoints(Vec<RankEndpoint>),
     /// Allocates the KV cache. The number of blocks is the minimum over all ranks.
     AllocateKv {
         /// Blocks per rank.
@@ -42,6 +44,8 @@ pub enum ExecutorEvent {
         /// Total number of units of the phase.
         total: u64,
     },
+    /// Endpoint of this rank, for the ranks on other hosts. The scheduler responds with `Endpoints`.
+    Endpoint(RankEndpoint),
     /// The weights are loaded; their digests are computed while they are read.
     WeightsLoaded(WeightsDigest),
     /// Warm-up is complete. The scheduler responds with `AllocateKv`.
@@ -71,6 +75,17 @@ pub enum ExecutorEvent {
     },
     /// The executor process is alive. A heartbeat says nothing about the device.
     Heartbeat,
+}
+
+/// Address at which the ranks of other hosts reach a rank.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RankEndpoint {
+    /// World rank.
+    pub rank: Rank,
+    /// Host name or IP address, and port.
+    pub address: String,
+    /// Secret that connecting ranks present.
+    pub token: [u8; 32],
 }
 
 /// Grammar bitmasks of a step. They are computed while the forward pass runs, and the sampler waits for them.

@@ -28,8 +28,8 @@ pub use batch::{
 };
 pub use executor::{
     BitmaskMessage, BitmaskRow, ExecutorCommand, ExecutorEvent, ExecutorHello, ExecutorReady,
-    PROTOCOL_VERSION, ProfilerStatus, RowDrafts, StartupPhase, StepCost, StepDrafts, TokenBitmask,
-    WarmUpReport, WeightsDigest,
+    PROTOCOL_VERSION, ProfilerStatus, RankEndpoint, RowDrafts, StartupPhase, StepCost, StepDrafts,
+    TokenBitmask, WarmUpReport, WeightsDigest,
 };
 pub use ids::{BlockId, Epoch, Rank, Replica, RequestId, SequenceSlot, StateSlot, StepId, Token};
 pub use kv_event::{BlockHash, ExtraKey, KvEvent};

@@ -1,6 +1,6 @@
 //! Messages between the nodes of a cluster: authentication, commands of node 0, events of other nodes.
 
-use crate::{DeviceLibraries, Epoch, ParallelConfig, Rank, Replica};
+use crate::{DeviceLibraries, Epoch, ParallelConfig, Rank};
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 
@@ -44,10 +44,12 @@ pub enum NodeCommand {
         /// Reason, with the value of node 0 and the value of the other node.
         reason: String,
     },
-    /// Kills remaining executors of a replica on the node, starts new ones, and connects each to node 0.
+    /// Kills remaining executors of a group on the node, starts new ones, and connects each to node 0.
     Start {
-        /// Replica to start.
-        replica: Replica,
+        /// World rank of the first executor to start.
+        first_rank: Rank,
+        /// Number of executors, which have consecutive ranks.
+        count: u16,
         /// Epoch of the executors.
         epoch: Epoch,
         /// Number that identifies the command. Each executor link presents it in its `ExecutorLinkRequest`.
@@ -125,4 +127,8 @@ pub struct HostSettings {
     pub threads: Option<u32>,
     /// Rendezvous file of the ranks of the host, as in `ExecutorSettings`.
     pub rendezvous: Option<PathBuf>,
+    /// GPU index of each rank of the host, as in `ExecutorSettings`.
+    pub gpus: Vec<u32>,
+    /// Name or address of the host, as in `ExecutorSettings`.
+    pub host_address: Option<String>,
 }

@@ -17,7 +17,7 @@ pub struct ExecutorSettings {
     pub synth_seed: Option<u64>,
     /// Compute device.
     pub device: DeviceKind,
-    /// GPU index of each rank, in the order of the driver; empty = the index is the rank.
+    /// GPU index of each rank of this host, in the order of the driver; empty = the position of the rank on its host.
     pub gpus: Vec<u32>,
     /// Paths of device libraries; `None` = system libraries.
     pub libraries: Option<DeviceLibraries>,
@@ -59,10 +59,12 @@ pub struct ExecutorSettings {
     pub rank: Rank,
     /// Parallel configuration of the server.
     pub parallel: ParallelConfig,
-    /// Number of ranks on this host, this rank included; the ranks share the cores and memory of the host.
+    /// Number of ranks on each host; the ranks of a host are consecutive, and share the cores and memory of the host.
     pub ranks_on_host: u16,
     /// Expert placement; `None` = each expert once, in order.
     pub expert_placement: Option<ExpertPlacement>,
+    /// Name or address at which ranks on other hosts reach this host; `None` = the ranks of each group are on one host.
+    pub host_address: Option<String>,
     /// Rendezvous of the ranks of a host: a file of shared memory that every rank maps; `None` = single rank.
     pub rendezvous: Option<PathBuf>,
     /// Whether GPUs with peer access use the one-shot all-reduce for small tensors; otherwise all tensors use
@@ -101,6 +103,12 @@ impl ParallelConfig {
     #[must_use]
     pub fn lockstep(self) -> bool {
         self.expert_parallel && self.dp_size > 1
+    }
+
+    /// Number of ranks that communicate in steps: those of a replica, or of all replicas that step together.
+    #[must_use]
+    pub fn ranks_per_group(self) -> u16 {
+        if self.lockstep() { self.world_size() } else { self.tp_size }
     }
 }
 

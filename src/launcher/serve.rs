@@ -185,7 +185,8 @@ fn start(
         args.engine.device = device_detection::detect();
     }
     settings::check_world(&args, files)?;
-    let (mut world, mut links) = start_executors(&args, files, environment, remote_nodes)?;
+    let mut world = start_executors(&args, files, environment, remote_nodes)?;
+    let mut links = Vec::new();
     let text = files.load_text(&args)?;
     let mut startup = wait_until_ready(&mut world, &mut links, events);
     if let Err(error) = &startup
@@ -194,7 +195,8 @@ fn start(
     {
         tracing::warn!(%error, "the GPU is not usable; falling back to the CPU");
         args.engine.device = DeviceArg::Cpu;
-        (world, links) = start_executors(&args, files, environment, None)?;
+        world = start_executors(&args, files, environment, None)?;
+        links.clear();
         startup = wait_until_ready(&mut world, &mut links, events);
     }
     match startup {
@@ -218,7 +220,7 @@ fn start_executors(
     files: &ModelFiles,
     environment: &ProcessEnvironment,
     remote_nodes: Option<RemoteNodes>,
-) -> Result<(ExecutorManager, Vec<ExecutorLink>)> {
+) -> Result<ExecutorManager> {
     let config = settings::executor(args, files, environment)?;
     let lifetime = ExecutorLaunchOptions {
         as_processes: settings::uses_executor_processes(args),
@@ -227,8 +229,8 @@ fn start_executors(
     let jitter_seed = RandomState::new().hash_one(0);
     let mut world =
         ExecutorManager::new(&config, lifetime, start_policy(args, jitter_seed), remote_nodes);
-    let links = world.start(FIRST_EPOCH)?;
-    Ok((world, links))
+    world.start(FIRST_EPOCH)?;
+    Ok(world)
 }
 
 /// Waits until the executors are ready, and shows their progress.

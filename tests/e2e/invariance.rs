@@ -311,6 +311,7 @@ pub(crate) fn executor(world: EngineTestConfig, epoch: Epoch) -> Executor {
             ranks_on_host: 1,
             expert_placement: None,
             one_shot_all_reduce: true,
+            host_address: None,
             rendezvous: None,
         },
     };

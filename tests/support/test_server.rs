@@ -449,6 +449,7 @@ fn real_device(setup: &ServerSetup, folder: &Path) -> ExecutorConfig {
             ranks_on_host: 1,
             expert_placement: None,
             one_shot_all_reduce: true,
+            host_address: None,
             rendezvous: None,
         },
     }
@@ -502,7 +503,7 @@ fn hash_device(
     model.scripted_output = setup.scripted_output.map(tokens_of);
     while let Ok(message) = link.next() {
         let reply = match message {
-            None | Some(ExecutorCommand::Bitmask(_)) => continue,
+            None | Some(ExecutorCommand::Bitmask(_) | ExecutorCommand::Endpoints(_)) => continue,
             Some(ExecutorCommand::AllocateKv { .. }) => ExecutorEvent::Ready(ready.clone()),
             Some(ExecutorCommand::Batch(batch)) => {
                 if !setup.step_time.is_zero() {

@@ -1,17 +1,15 @@
 //! All executors of a server. They are started together; after a failure, they are restarted by group. A
-//! group contains the executors of one replica, on this or another node, or, if the replicas run in lockstep
-//! (share experts and execute each step together), the executors of all replicas.
+//! group contains the executors of one replica or, if the replicas run in lockstep
+//! (share experts and execute each step together), the executors of all replicas. Its executors may be on several nodes.
 
 use super::ExecutorLink;
-use super::group::{ExecutorGroup, ExecutorLaunchOptions};
-use super::replica_group::AnyExecutorGroup;
+use super::local_executors::{ExecutorLaunchOptions, LocalExecutors};
+use super::replica_group::{ExecutorGroup, StartedGroup};
 use super::restart_policy::{
     FailureStage, RestartAttempt, RestartHistory, RestartPolicy, RestartsExhausted,
 };
 use crate::engine_loop::{ExecutorRestartFailure, SupervisorEvent};
-use crate::nodes::{
-    ClusterConfig, JoinDeadline, NodeRegistry, PendingRemoteStart, RemoteExecutorGroup,
-};
+use crate::nodes::{ClusterConfig, JoinDeadline, NodeRegistry, RemoteExecutors};
 use crate::startup::{
     ExecutorStartupParams, ExpectedHello, StartError, StartTimeouts, StartupReport,
     WeightsDigestBaseline,
@@ -26,10 +24,10 @@ use std::sync::mpsc::Sender;
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Other nodes of a multi-node server, on which replicas of this server run.
+/// Other nodes of a multi-node server, on which executors of this server run.
 #[derive(Clone)]
 pub struct RemoteNodes {
-    /// Multi-node configuration, which assigns replicas to nodes.
+    /// Multi-node configuration, which assigns ranks to nodes.
     pub cluster: ClusterConfig,
     /// Registry of the connected nodes.
     pub registry: Arc<NodeRegistry>,
@@ -48,15 +46,16 @@ pub struct StartPolicy {
 
 /// All executor groups of a server: starts them, restarts failed ones and shuts them down.
 pub struct ExecutorManager {
-    groups: Vec<AnyExecutorGroup>,
+    config: ExecutorConfig,
+    groups: Vec<ExecutorGroup>,
     /// Failure history of each executor group in `groups`, for the restart policy.
     histories: Vec<RestartHistory>,
     /// Time from which the failure times in `histories` are measured.
     created_at: Instant,
     remote_nodes: Option<RemoteNodes>,
     timeouts: StartTimeouts,
-    /// Starts that were commanded on other nodes and whose executors have not connected to this node yet.
-    pending_remote_starts: Vec<PendingRemoteStart>,
+    /// Groups whose first start has begun, and whose executors on other nodes have not connected to this node yet.
+    started: Vec<StartedGroup>,
     /// Number of KV blocks that each executor allocated in the first start. Restarted executors allocate no
     /// more blocks, so that limits already reported to clients remain valid.
     blocks: Option<u32>,
@@ -73,43 +72,19 @@ impl ExecutorManager {
         remote_nodes: Option<RemoteNodes>,
     ) -> Self {
         let parallel = config.settings.parallel;
-        let replicas = parallel.dp_size;
-        let group_size = if parallel.lockstep() { replicas } else { 1 };
-        let group = |first: u16| {
-            let remote = remote_nodes.as_ref().and_then(|remote_nodes| {
-                let node = remote_nodes.cluster.node_of(first, replicas);
-                (node > 0).then_some((node, Arc::clone(&remote_nodes.registry)))
-            });
-            let config = config.clone();
-            match remote {
-                None => AnyExecutorGroup::Local(ExecutorGroup::new(
-                    config,
-                    first..first + group_size,
-                    launch_options,
-                )),
-                // Replicas of a multi-node server never run in lockstep (never share experts), so a group on
-                // another node contains one replica.
-                Some((node, registry)) => AnyExecutorGroup::Remote(RemoteExecutorGroup::new(
-                    config,
-                    Replica(first),
-                    node,
-                    registry,
-                )),
-            }
-        };
-        let groups: Vec<AnyExecutorGroup> =
-            (0..replicas).step_by(group_size.into()).map(group).collect();
+        let groups = executor_groups(config, launch_options, remote_nodes.as_ref());
         let StartPolicy { timeouts, restarts, jitter_seed } = policy;
         let history = |group| RestartHistory::new(restarts, jitter_seed.wrapping_add(group));
         let histories = (0..groups.len() as u64).map(history).collect();
         let weights = WeightsDigestBaseline::new(parallel);
         Self {
+            config: config.clone(),
             groups,
             histories,
             created_at: Instant::now(),
             remote_nodes,
             timeouts,
-            pending_remote_starts: Vec::new(),
+            started: Vec::new(),
             blocks: None,
             weights,
         }
@@ -117,39 +92,32 @@ impl ExecutorManager {
 
     /// Returns the replicas that share an executor group with `replica`, including `replica`.
     pub fn group_of(&self, replica: Replica) -> Range<u16> {
-        self.groups[self.index_of(replica)].replicas()
+        self.groups[self.index_of(replica)].replicas.clone()
     }
 
     fn index_of(&self, replica: Replica) -> usize {
-        let contains = |group: &AnyExecutorGroup| group.replicas().contains(&replica.0);
+        let contains = |group: &ExecutorGroup| group.replicas.contains(&replica.0);
         self.groups.iter().position(contains).expect("every replica is in a group")
     }
 
     /// Returns the settings common to all executors, without rank and host-specific values.
     pub fn settings(&self) -> &ExecutorSettings {
-        self.groups[0].settings()
+        &self.config.settings
     }
 
-    /// Starts all groups with the epoch (executor generation) `epoch` and returns the links to the executors
-    /// on this node, whose replicas have the lowest numbers. Must be called on the main thread.
+    /// Starts all groups with the epoch (executor generation) `epoch`. Must be called on the main thread.
     ///
     /// Errors: no process, thread or file descriptor is available.
-    pub fn start(&mut self, epoch: Epoch) -> Result<Vec<ExecutorLink>> {
-        let mut links = Vec::new();
-        for group in &mut self.groups {
-            match group {
-                AnyExecutorGroup::Local(group) => links.extend(group.start(epoch)?),
-                AnyExecutorGroup::Remote(group) => {
-                    self.pending_remote_starts.push(group.start(epoch));
-                }
-            }
-        }
-        Ok(links)
+    pub fn start(&mut self, epoch: Epoch) -> Result<()> {
+        self.config.settings.epoch = epoch;
+        self.started =
+            self.groups.iter_mut().map(|group| group.start(epoch)).collect::<Result<_>>()?;
+        Ok(())
     }
 
     /// Waits until all executors are ready. Every executor allocates the same number of KV blocks: the
-    /// minimum, over all executors, of the number that fits in the device memory. Appends the links to
-    /// executors on other nodes to `links`. `stop` returns the number of a pending signal, if any; `progress`
+    /// minimum, over all executors, of the number that fits in the device memory. Appends one link per replica to `links`, also
+    /// if a start fails. `stop` returns the number of a pending signal, if any; `progress`
     /// receives the startup progress of the first rank.
     pub fn bring_up(
         &mut self,
@@ -157,34 +125,33 @@ impl ExecutorManager {
         stop: impl Fn() -> Option<i32>,
         progress: impl FnMut(StartupPhase, u64, u64),
     ) -> Result<StartupReport, StartError> {
-        if let Some(number) = self.link_remote_nodes(links, &stop)? {
+        if let Some(number) = self.link_groups(links, &stop)? {
             return Err(StartError::Interrupted(number));
         }
         let epoch = self.settings().epoch;
-        let report =
-            self.start_config(0, epoch).bring_up(links, |blocks| blocks, stop, progress)?;
+        let report = self.start_config(epoch).bring_up(links, |blocks| blocks, stop, progress)?;
         self.blocks = Some(report.ready.kv_blocks);
         self.weights = report.weights.clone();
         Ok(report)
     }
 
-    /// Waits until the executors on other nodes have connected, and appends their links to `links`. Returns
+    /// Waits until the executors on other nodes have connected, and appends the links of all replicas to `links`. Returns
     /// the number of a pending signal, if any.
-    fn link_remote_nodes(
+    fn link_groups(
         &mut self,
         links: &mut Vec<ExecutorLink>,
         stop: &impl Fn() -> Option<i32>,
     ) -> Result<Option<i32>, StartError> {
         let mut signal = None;
         let join_deadline = JoinDeadline { since: Instant::now(), limit: self.timeouts.total };
-        for pending_start in std::mem::take(&mut self.pending_remote_starts) {
+        for started in std::mem::take(&mut self.started) {
             let groups = &self.groups;
             let is_cancelled = || {
                 signal = signal.or_else(stop);
-                signal.is_some() || groups.iter().any(AnyExecutorGroup::has_ended)
+                signal.is_some() || groups.iter().any(ExecutorGroup::has_ended)
             };
-            match pending_start.link(Some(join_deadline), is_cancelled)? {
-                Some(link) => links.push(link),
+            match started.links(Some(join_deadline), is_cancelled)? {
+                Some(replicas) => links.extend(replicas),
                 // An executor of this node has exited; its link reports the reason.
                 None => break,
             }
@@ -192,9 +159,8 @@ impl ExecutorManager {
         Ok(signal)
     }
 
-    fn start_config(&self, group: usize, epoch: Epoch) -> ExecutorStartupParams {
-        let manifest = self.groups[group].manifest();
-        let expected = ExpectedHello { epoch, manifest };
+    fn start_config(&self, epoch: Epoch) -> ExecutorStartupParams {
+        let expected = ExpectedHello { epoch, manifest: self.config.manifest };
         ExecutorStartupParams { timeouts: self.timeouts, expected, weights: self.weights.clone() }
     }
 
@@ -232,11 +198,11 @@ impl ExecutorManager {
     ) -> Result<(), ExecutorRestartFailure> {
         let began = Instant::now();
         let group = self.index_of(replica);
-        let replica = Replica(self.groups[group].replicas().start);
+        let replica = Replica(self.groups[group].replicas.start);
         let blocks_max = self.blocks.unwrap_or(u32::MAX);
         let started = self.groups[group].start(epoch);
         let started = started.map_err(|error| system_failure(format!("{error:#}")))?;
-        let (start, events) = (self.start_config(group, epoch), events.clone());
+        let (start, events) = (self.start_config(epoch), events.clone());
         let bring_up = move || {
             let outcome = started.bring_up(start, blocks_max);
             let took_ms = began.elapsed().as_millis() as u64;
@@ -264,18 +230,48 @@ impl ExecutorManager {
             remote_nodes.registry.shut_down_nodes();
         }
         for group in &mut self.groups {
-            let serving = is_up(Replica(group.replicas().start));
-            match group {
-                AnyExecutorGroup::Local(group) if serving => group.shut_down(time_left()),
-                AnyExecutorGroup::Local(group) => group.kill(),
-                AnyExecutorGroup::Remote(_) if serving => {}
-                AnyExecutorGroup::Remote(group) => group.close(),
-            }
+            let is_up = is_up(Replica(group.replicas.start));
+            group.shut_down(time_left(), is_up);
         }
         if let Some(remote_nodes) = &self.remote_nodes {
             remote_nodes.registry.wait_until_disconnected(time_left());
         }
     }
+}
+
+/// Describes the executor groups of a server, without starting executors. Ranks are assigned to nodes in order.
+fn executor_groups(
+    config: &ExecutorConfig,
+    launch_options: ExecutorLaunchOptions,
+    remote_nodes: Option<&RemoteNodes>,
+) -> Vec<ExecutorGroup> {
+    let parallel = config.settings.parallel;
+    let (tp_size, group_size) = (parallel.tp_size, parallel.ranks_per_group());
+    let group = |first: u16| {
+        let replicas = first / tp_size..(first + group_size) / tp_size;
+        let mut group = ExecutorGroup { replicas, tp_size, local: None, remote: Vec::new() };
+        let Some(RemoteNodes { cluster, registry }) = remote_nodes else {
+            let ranks = first..first + group_size;
+            group.local = Some(LocalExecutors::new(config.clone(), ranks, launch_options));
+            return group;
+        };
+        for node in 0..cluster.nodes {
+            let on_node = cluster.ranks_of(node, parallel.world_size());
+            let ranks = on_node.start.max(first)..on_node.end.min(first + group_size);
+            if ranks.is_empty() {
+                continue;
+            }
+            if node == 0 {
+                let local = LocalExecutors::new(config.clone(), ranks, launch_options);
+                group.local = Some(local);
+            } else {
+                let (config, registry) = (config.clone(), Arc::clone(registry));
+                group.remote.push(RemoteExecutors::new(config, ranks, node, registry));
+            }
+        }
+        group
+    };
+    (0..parallel.world_size()).step_by(group_size.into()).map(group).collect()
 }
 
 /// Returns the failure of a restart for which no process, thread or file descriptor is available.

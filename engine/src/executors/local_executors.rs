@@ -1,10 +1,8 @@
-//! Executor group: the executors of one replica, or of all replicas if the replicas run in lockstep (share
-//! experts and execute each step together). The executors of a group are started and stopped together.
+//! Executors of a group on this node. A group consists of the executors of one replica, or of all replicas if the replicas run in
+//! lockstep (share experts and execute each step together); they are started and stopped together.
 
 use super::process::SpawnedExecutor;
-use super::{
-    ExecutorLink, ExecutorProcess, ExecutorProcessHandle, ExecutorProgram, ExecutorReceiver, outbox,
-};
+use super::{ExecutorLink, ExecutorProcess, ExecutorProgram, ExecutorReceiver, RankLink};
 use anyhow::{Context, Result};
 use executor::{ExecutorConfig, RankRendezvous};
 use protocol::link::LinkSocket;
@@ -36,10 +34,19 @@ pub struct ExecutorLaunchOptions {
     pub program: ExecutorProgram,
 }
 
-/// Executors that are started and stopped together; the group can be started repeatedly.
-pub(crate) struct ExecutorGroup {
+/// Links to the executors of this node.
+pub(crate) enum LocalLinks {
+    /// The executor is a thread of this process.
+    Thread(ExecutorLink),
+    /// Each executor is a process.
+    Processes(Vec<RankLink>),
+}
+
+/// Executors of this node that are started and stopped together; they can be started repeatedly.
+pub(crate) struct LocalExecutors {
     config: ExecutorConfig,
-    replicas: Range<u16>,
+    /// World ranks of the executors.
+    ranks: Range<u16>,
     launch_options: ExecutorLaunchOptions,
     /// Running executor processes, in the order of their ranks.
     current: Vec<Arc<ExecutorProcess>>,
@@ -51,76 +58,50 @@ pub(crate) struct ExecutorGroup {
     thread: Option<Receiver<Infallible>>,
 }
 
-impl ExecutorGroup {
-    /// Creates the group without starting its executors. At each start, every rank receives `config` with its
-    /// rank number and the rendezvous (shared memory for setting up collectives).
+impl LocalExecutors {
+    /// Describes the executors with the world ranks `ranks`, without starting them. At each start, every rank receives
+    /// `config` with its rank number and the rendezvous (shared memory for setting up collectives).
     pub(crate) fn new(
         config: ExecutorConfig,
-        replicas: Range<u16>,
+        ranks: Range<u16>,
         launch_options: ExecutorLaunchOptions,
     ) -> Self {
         let (current, rendezvous, thread) = (Vec::new(), None, None);
-        Self { config, replicas, launch_options, current, rendezvous, thread }
+        Self { config, ranks, launch_options, current, rendezvous, thread }
     }
 
-    /// Replicas of the group.
-    pub(crate) fn replicas(&self) -> Range<u16> {
-        self.replicas.clone()
-    }
-
-    /// Settings common to all executors of the group, without the rank and the rendezvous (shared memory for
-    /// setting up collectives).
-    pub(crate) fn executor_settings(&self) -> &ExecutorSettings {
-        &self.config.settings
-    }
-
-    /// Digest of the model folder. Every executor must report an equal digest at start-up.
-    pub(crate) fn manifest(&self) -> u64 {
-        self.config.manifest
-    }
-
-    /// World ranks of the given replicas.
-    fn ranks_of(&self, replicas: Range<u16>) -> impl ExactSizeIterator<Item = Rank> + use<> {
-        let tp_size = self.config.settings.parallel.tp_size;
-        (replicas.start * tp_size..replicas.end * tp_size).map(Rank)
-    }
-
-    /// Starts the executors with the epoch (executor generation) `epoch` and returns one link per replica.
-    /// Must be called on the main thread.
+    /// Starts the executors with the epoch (executor generation) `epoch`. Must be called on the main thread.
     ///
     /// Errors: no process, thread or file descriptor is available. Executors already started are killed.
-    pub(crate) fn start(&mut self, epoch: Epoch) -> Result<Vec<ExecutorLink>> {
+    pub(crate) fn start(&mut self, epoch: Epoch) -> Result<LocalLinks> {
         self.config.settings.epoch = epoch;
         if !self.launch_options.as_processes {
             let (link, thread) =
                 start_thread(self.config.clone()).context("cannot start the executor thread")?;
             self.thread = Some(thread);
-            return Ok(vec![link]);
+            return Ok(LocalLinks::Thread(link));
         }
         let links = self.start_processes(epoch).context("cannot start the executor");
         if links.is_err() {
             self.kill();
         }
-        links
-    }
-
-    fn start_processes(&mut self, epoch: Epoch) -> Result<Vec<ExecutorLink>> {
-        self.create_rendezvous()?;
-        self.replicas().map(|replica| self.start_replica(replica, epoch)).collect()
+        links.map(LocalLinks::Processes)
     }
 
     /// Creates the shared memory in which the ranks rendezvous to set up their collectives, if the group has
     /// several ranks.
     fn create_rendezvous(&mut self) -> Result<()> {
-        let has_several_ranks = self.ranks_of(self.replicas()).len() > 1;
-        let new_rendezvous = || RankRendezvous::new(self.config.settings.parallel);
+        let parallel = self.config.settings.parallel;
+        let has_several_ranks = parallel.ranks_per_group() > 1;
+        let new_rendezvous = || RankRendezvous::new(parallel);
         self.rendezvous = has_several_ranks.then(new_rendezvous).transpose()?;
         Ok(())
     }
 
-    fn start_replica(&mut self, replica: u16, epoch: Epoch) -> Result<ExecutorLink> {
-        let (mut senders, mut receivers) = (Vec::new(), Vec::new());
-        for rank in self.ranks_of(replica..replica + 1) {
+    fn start_processes(&mut self, epoch: Epoch) -> Result<Vec<RankLink>> {
+        self.create_rendezvous()?;
+        let mut links = Vec::new();
+        for rank in self.ranks.clone().map(Rank) {
             let rendezvous =
                 self.rendezvous.as_ref().map(|rendezvous| rendezvous.path().to_owned());
             let settings = ExecutorSettings { rank, rendezvous, ..self.config.settings.clone() };
@@ -128,15 +109,13 @@ impl ExecutorGroup {
                 ExecutorProcess::start(settings, &self.launch_options.program)?;
             let process = Arc::new(process);
             self.current.push(Arc::clone(&process));
-            senders.push(sender);
-            receivers.push(ExecutorReceiver {
-                messages: Box::new(messages),
-                epoch,
-                rank,
-                process: Some(process as Arc<dyn ExecutorProcessHandle>),
+            let (messages, process) = (Box::new(messages), Some(process as _));
+            links.push(RankLink {
+                sender,
+                receiver: ExecutorReceiver { messages, epoch, rank, process },
             });
         }
-        Ok(ExecutorLink { commands: outbox::start(senders, epoch)?, receivers })
+        Ok(links)
     }
 
     /// Starts the executors with the epoch (executor generation) `epoch` for a scheduler on another node.
@@ -165,7 +144,7 @@ impl ExecutorGroup {
         mut dial: impl FnMut(Rank, Option<PathBuf>) -> Result<TcpStream>,
     ) -> Result<Vec<(Rank, Arc<ExecutorProcess>)>> {
         self.create_rendezvous()?;
-        for rank in self.ranks_of(self.replicas()) {
+        for rank in self.ranks.clone().map(Rank) {
             let rendezvous =
                 self.rendezvous.as_ref().map(|rendezvous| rendezvous.path().to_owned());
             let stream = dial(rank, rendezvous)?;
@@ -176,7 +155,7 @@ impl ExecutorGroup {
                 .context("cannot start the executor")?;
             self.current.push(Arc::new(process));
         }
-        Ok(self.ranks_of(self.replicas()).zip(self.current.iter().cloned()).collect())
+        Ok(self.ranks.clone().map(Rank).zip(self.current.iter().cloned()).collect())
     }
 
     /// Whether an executor process of the group has exited.
@@ -194,9 +173,8 @@ impl ExecutorGroup {
     /// Logs the last collectives of each rank, which show which rank is late (the straggler). Must be called
     /// before the processes are killed.
     fn log_collective_calls(&self) {
-        let own: Vec<Rank> = self.ranks_of(self.replicas()).collect();
         let calls = self.rendezvous.as_ref().map(RankRendezvous::calls).unwrap_or_default();
-        for calls in calls.iter().filter(|calls| own.contains(&calls.rank)) {
+        for calls in calls.iter().filter(|calls| self.ranks.contains(&calls.rank.0)) {
             tracing::warn!("last collective: {calls}");
             for line in calls.lines() {
                 tracing::info!(axis = calls.axis, rank = calls.rank.0, "collectives: {line}");

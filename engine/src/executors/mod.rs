@@ -2,28 +2,28 @@
 //! node.
 //!
 //! A thread is used only for a CPU with one rank; a fault in it ends the server. Processes can fail and be
-//! restarted, so GPUs and multiple ranks always use processes. The ranks of one replica form a group that
+//! restarted, so GPUs and multiple ranks always use processes. The ranks of one replica form a group, on one or several nodes, that
 //! fails and restarts as a whole. If the replicas run in lockstep (share experts and execute each step
 //! together), the ranks of all replicas form one group.
 
-mod executor_world;
-mod group;
+mod executor_manager;
+mod local_executors;
 pub(crate) mod outbox;
 mod process;
 mod reader;
 mod replica_group;
 mod restart_policy;
 
-pub use executor_world::{ExecutorManager, RemoteNodes, StartPolicy};
-pub(crate) use group::ExecutorGroup;
-pub use group::ExecutorLaunchOptions;
+pub use executor_manager::{ExecutorManager, RemoteNodes, StartPolicy};
+pub use local_executors::ExecutorLaunchOptions;
+pub(crate) use local_executors::LocalExecutors;
 pub(crate) use process::ExecutorProcess;
 pub use process::ExecutorProgram;
 pub(crate) use reader::spawn_readers;
 pub use restart_policy::RestartPolicy;
 pub(crate) use restart_policy::{FailureStage, RestartAttempt};
 
-use protocol::link::{LinkError, MessageReceiver};
+use protocol::link::{LinkError, LinkSocket, MessageReceiver};
 use protocol::{Epoch, ExecutorCommand, ExecutorEvent, Rank};
 use std::fmt;
 use std::sync::Arc;
@@ -37,6 +37,13 @@ pub struct ExecutorLink {
     pub commands: SyncSender<ExecutorCommand>,
     /// Message receivers of the ranks, in rank order.
     pub receivers: Vec<ExecutorReceiver>,
+}
+
+/// Link to one executor process.
+pub(crate) struct RankLink {
+    /// Sending direction; the executor settings have been sent over it.
+    pub(crate) sender: LinkSocket,
+    pub(crate) receiver: ExecutorReceiver,
 }
 
 /// Receiving direction of the link to an executor, with the identity of the executor.

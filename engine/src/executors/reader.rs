@@ -71,6 +71,7 @@ fn forward_messages(
             }
             ExecutorEvent::Heartbeat => inbox.push(EngineMessage::Heartbeat(sender)),
             ExecutorEvent::Hello(_)
+            | ExecutorEvent::Endpoint(_)
             | ExecutorEvent::Progress { .. }
             | ExecutorEvent::WeightsLoaded(_)
             | ExecutorEvent::WarmUpDone(_)

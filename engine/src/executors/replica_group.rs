@@ -1,104 +1,123 @@
-//! Executor group of a server, on this node or on another one, and the result of starting it.
+//! Executor group of a server, whose executors may be on several nodes, and the result of starting it.
 
-use super::ExecutorLink;
-use super::group::ExecutorGroup;
+use super::local_executors::{LocalExecutors, LocalLinks};
+use super::{ExecutorLink, RankLink, outbox};
 use crate::engine_loop::ExecutorRestartFailure;
-use crate::nodes::{PendingRemoteStart, RemoteExecutorGroup};
+use crate::nodes::{JoinDeadline, PendingRemoteStart, RemoteExecutors};
 use crate::startup::{ExecutorStartupParams, StartError};
 use anyhow::Result;
-use protocol::{Epoch, ExecutorReady, ExecutorSettings};
+use protocol::{Epoch, ExecutorReady};
 use std::ops::Range;
+use std::time::Duration;
 
-/// Executor group: executors that fail and restart together, on this node or on another one.
-pub(super) enum AnyExecutorGroup {
-    Local(ExecutorGroup),
-    Remote(RemoteExecutorGroup),
+/// Executors that fail and restart together: those of one replica, or of all replicas that run in lockstep.
+pub(super) struct ExecutorGroup {
+    pub(super) replicas: Range<u16>,
+    pub(super) tp_size: u16,
+    /// Executors of this node, if it has any of the group.
+    pub(super) local: Option<LocalExecutors>,
+    /// Executors of each other node that has some of the group.
+    pub(super) remote: Vec<RemoteExecutors>,
 }
 
-/// Result of starting a group: the links to executors on this node, or, for a group on another node, a start
-/// whose executors have not connected yet.
-pub(super) enum StartedGroup {
-    Local(Vec<ExecutorLink>),
-    Remote(PendingRemoteStart),
+/// Started group: the links to executors on this node, and the starts on other nodes whose executors have not connected yet.
+pub(super) struct StartedGroup {
+    epoch: Epoch,
+    tp_size: u16,
+    local: Option<LocalLinks>,
+    remote: Vec<PendingRemoteStart>,
 }
 
-impl AnyExecutorGroup {
-    /// Replicas of the group.
-    pub(super) fn replicas(&self) -> Range<u16> {
-        match self {
-            Self::Local(group) => group.replicas(),
-            Self::Remote(group) => group.replica().0..group.replica().0 + 1,
-        }
-    }
-
-    /// Settings common to all executors of the group, without rank and host-specific values.
-    pub(super) fn settings(&self) -> &ExecutorSettings {
-        match self {
-            Self::Local(group) => group.executor_settings(),
-            Self::Remote(group) => group.settings(),
-        }
-    }
-
-    /// Digest of the model folder. Every executor must report an equal digest at start-up.
-    pub(super) fn manifest(&self) -> u64 {
-        match self {
-            Self::Local(group) => group.manifest(),
-            Self::Remote(group) => group.manifest(),
-        }
-    }
-
+impl ExecutorGroup {
     /// Whether an executor of this node has exited.
     pub(super) fn has_ended(&self) -> bool {
-        matches!(self, Self::Local(group) if group.has_ended())
+        self.local.as_ref().is_some_and(LocalExecutors::has_ended)
     }
 
-    /// Ends the remaining executors after a failure: kills local ones, or closes the links of remote ones.
+    /// Ends the remaining executors after a failure: kills local ones, and closes the links of remote ones.
     pub(super) fn fence(&mut self) {
-        match self {
-            Self::Local(group) => group.fence(),
-            Self::Remote(group) => group.close(),
+        if let Some(local) = &mut self.local {
+            local.fence();
         }
+        self.remote.iter().for_each(RemoteExecutors::close);
     }
 
-    /// Starts the executors with the epoch (executor generation) `epoch`, or sends a start command to their
-    /// node.
+    /// Starts the executors with the epoch (executor generation) `epoch`, and sends a start command to each other node. Must be
+    /// called on the main thread.
     pub(super) fn start(&mut self, epoch: Epoch) -> Result<StartedGroup> {
-        match self {
-            Self::Local(group) => group.start(epoch).map(StartedGroup::Local),
-            Self::Remote(group) => Ok(StartedGroup::Remote(group.start(epoch))),
+        let local = self.local.as_mut().map(|local| local.start(epoch)).transpose()?;
+        let remote = self.remote.iter().map(|remote| remote.start(epoch)).collect();
+        Ok(StartedGroup { epoch, tp_size: self.tp_size, local, remote })
+    }
+
+    /// Waits up to `timeout` for executors that have been commanded to stop, then kills them. Executors that are still starting
+    /// (`is_up` is false) are killed immediately. Other nodes stop the executors that were commanded to stop themselves.
+    pub(super) fn shut_down(&mut self, timeout: Duration, is_up: bool) {
+        match &mut self.local {
+            Some(local) if is_up => local.shut_down(timeout),
+            Some(local) => local.kill(),
+            None => {}
+        }
+        if !is_up {
+            self.remote.iter().for_each(RemoteExecutors::close);
         }
     }
 }
 
 impl StartedGroup {
-    /// Returns the links to the started executors. For a group on another node, waits without a time limit
-    /// for that node to join, then for a limited time (`LINK_WAIT`) for its executors to connect.
-    fn links(self) -> Result<Vec<ExecutorLink>, StartError> {
-        match self {
-            Self::Local(links) => Ok(links),
-            Self::Remote(pending_start) => {
-                let cancelled = || {
-                    let cause = "the start was cancelled".to_owned();
-                    StartError::Exited { phase: "start", cause }
-                };
-                let link = pending_start.link(None, || false)?.ok_or_else(cancelled)?;
-                Ok(vec![link])
-            }
+    /// Returns one link per replica. Waits for nodes to join, limited by `join_deadline`, then for a limited time (`LINK_WAIT`)
+    /// for their executors to connect. Returns `None` if `is_cancelled` ends the wait.
+    pub(super) fn links(
+        self,
+        join_deadline: Option<JoinDeadline>,
+        mut is_cancelled: impl FnMut() -> bool,
+    ) -> Result<Option<Vec<ExecutorLink>>, StartError> {
+        let mut ranks = match self.local {
+            Some(LocalLinks::Thread(link)) => return Ok(Some(vec![link])),
+            Some(LocalLinks::Processes(links)) => links,
+            None => Vec::new(),
+        };
+        for pending_start in self.remote {
+            let Some(links) = pending_start.links(join_deadline, &mut is_cancelled)? else {
+                return Ok(None);
+            };
+            ranks.extend(links);
         }
+        ranks.sort_by_key(|link| link.receiver.rank);
+        let mut replicas = Vec::new();
+        while !ranks.is_empty() {
+            let replica = ranks.drain(..usize::from(self.tp_size).min(ranks.len()));
+            replicas.push(replica_link(replica, self.epoch)?);
+        }
+        Ok(Some(replicas))
     }
 
     /// Waits until the executors of a restarted group are ready, each with at most `blocks_max` KV blocks;
-    /// returns the links to the executors.
+    /// returns the links to the executors. Waits without a time limit for nodes to join.
     pub(super) fn bring_up(
         self,
         start: ExecutorStartupParams,
         blocks_max: u32,
     ) -> Result<(Vec<ExecutorLink>, ExecutorReady), StartError> {
-        let mut links = self.links()?;
+        let cancelled = || {
+            let cause = "the start was cancelled".to_owned();
+            StartError::Exited { phase: "start", cause }
+        };
+        let mut links = self.links(None, || false)?.ok_or_else(cancelled)?;
         let size = |blocks: u32| blocks.min(blocks_max);
         let report = start.bring_up(&mut links, size, || None, |_, _, _| {})?;
         Ok((links, report.ready))
     }
+}
+
+/// Combines the links to the ranks of a replica.
+fn replica_link(
+    ranks: impl Iterator<Item = RankLink>,
+    epoch: Epoch,
+) -> Result<ExecutorLink, StartError> {
+    let (senders, receivers) =
+        ranks.map(|RankLink { sender, receiver }| (sender, receiver)).unzip();
+    Ok(ExecutorLink { commands: outbox::start(senders, epoch)?, receivers })
 }
 
 impl From<StartError> for ExecutorRestartFailure {

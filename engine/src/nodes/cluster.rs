@@ -1,6 +1,7 @@
 //! Configuration of a multi-node server and the secret shared by its nodes.
 
 use std::fmt;
+use std::ops::Range;
 
 /// Multi-node configuration, as given by the flags of one node.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -13,12 +14,16 @@ pub struct ClusterConfig {
     pub host: String,
     /// Port on which node 0 listens for the other nodes.
     pub port: u16,
+    /// Name or address at which the ranks of other nodes reach those of this node; `None` = the address of the connection
+    /// to node 0, or `host` on node 0.
+    pub node_address: Option<String>,
 }
 
 impl ClusterConfig {
-    /// Returns the node of a replica. Replicas are assigned to nodes in order, with an equal number per node.
-    pub fn node_of(&self, replica: u16, replicas: u16) -> u16 {
-        replica / (replicas / self.nodes).max(1)
+    /// Returns the ranks of a node. Ranks are assigned to nodes in order, with an equal number per node.
+    pub fn ranks_of(&self, node: u16, world_size: u16) -> Range<u16> {
+        let count = world_size / self.nodes;
+        node * count..(node + 1) * count
     }
 }
 

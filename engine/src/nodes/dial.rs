@@ -128,7 +128,8 @@ mod tests {
     fn listener_and_dialer(secret: &str) -> (TcpListener, NodeDialer) {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let port = listener.local_addr().unwrap().port();
-        let cluster = ClusterConfig { nodes: 2, node: 1, host: "127.0.0.1".to_owned(), port };
+        let (host, node_address) = ("127.0.0.1".to_owned(), None);
+        let cluster = ClusterConfig { nodes: 2, node: 1, host, port, node_address };
         (listener, NodeDialer::new(&cluster, ClusterSecret::new(secret)))
     }
 

@@ -18,7 +18,7 @@ mod node_listener;
 mod node_registry;
 mod node_zero_connection;
 mod remote_executor;
-mod remote_group;
+mod remote_executors;
 mod start_command;
 mod worker_node;
 
@@ -26,7 +26,7 @@ pub use cluster::{ClusterConfig, ClusterSecret};
 pub use cluster_requirements::ClusterRequirements;
 pub use node_listener::NodeListener;
 pub use node_registry::NodeRegistry;
-pub(crate) use remote_group::{JoinDeadline, PendingRemoteStart, RemoteExecutorGroup};
+pub(crate) use remote_executors::{JoinDeadline, PendingRemoteStart, RemoteExecutors};
 pub use worker_node::{WorkerNode, WorkerNodeConfig, WorkerNodeEvent, WorkerNodeExit};
 
 use protocol::Epoch;

@@ -7,11 +7,12 @@ use super::start_command::{IssuedStartCommand, PendingLink, StartCommand, StartC
 use super::{BODY_BYTES_MAX, EPOCH, HEARTBEAT_INTERVAL, OUTBOX_MESSAGES};
 use crate::heartbeat_timeout::{HEARTBEAT_GRACE_PERIOD, HEARTBEAT_TIMEOUT, recv_within_timeout};
 use protocol::link::{FrameReader, FrameWriter, HeartbeatConfig, MessageSender, run_writer};
-use protocol::{Epoch, ExecutorLinkRequest, NodeCommand, NodeEvent, NodeInfo, Rank, Replica};
+use protocol::{Epoch, ExecutorLinkRequest, NodeCommand, NodeEvent, NodeInfo, Rank};
 use std::collections::BTreeMap;
 use std::hash::{BuildHasher, RandomState};
 use std::io;
 use std::net::{Shutdown, TcpStream};
+use std::ops::Range;
 use std::sync::mpsc::{SyncSender, sync_channel};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
@@ -33,7 +34,7 @@ pub struct NodeRegistry {
 struct NodeRegistryState {
     /// Connected nodes by node rank; the entry of node 0 is always empty.
     nodes: Vec<Option<ConnectedNode>>,
-    /// Latest start command of each remote replica.
+    /// Latest start command of each group on each other node, by the first rank.
     start_commands: BTreeMap<u16, StartCommand>,
     sessions: u64,
     tickets: u64,
@@ -159,7 +160,7 @@ impl NodeRegistry {
     fn executor_exited(&self, rank: Rank, epoch: Epoch, description: &str) {
         let state = self.lock();
         let own = |start_command: &&StartCommand| {
-            start_command.epoch == epoch && start_command.ranks.contains(&rank)
+            start_command.epoch == epoch && start_command.ranks.contains(&rank.0)
         };
         let Some(start_command) = state.start_commands.values().find(own) else { return };
         let executors = start_command.issued.iter().flat_map(|issued| &issued.executors);
@@ -199,7 +200,7 @@ impl NodeRegistry {
             return tracing::debug!(rank = rank.0, "unexpected executor link");
         };
         let (node, local_rank) =
-            (start_command.node, start_command.ranks.iter().position(|own| *own == rank));
+            (start_command.node, start_command.ranks.clone().position(|own| own == rank.0));
         let (Some(issued), Some(local_rank)) = (&mut start_command.issued, local_rank) else {
             return;
         };
@@ -214,17 +215,12 @@ impl NodeRegistry {
         self.changed.notify_all();
     }
 
-    /// Commands a node to start the executors of a replica, and closes the links of the previous executors.
-    pub(super) fn command_start(
-        &self,
-        replica: Replica,
-        node: u16,
-        epoch: Epoch,
-        ranks: Vec<Rank>,
-    ) {
+    /// Commands a node to start the executors with the world ranks `ranks`, and closes the links of the previous executors.
+    pub(super) fn command_start(&self, node: u16, epoch: Epoch, ranks: Range<u16>) {
+        let first_rank = ranks.start;
         let start_command = StartCommand { node, epoch, ranks, issued: None };
         if let Some(StartCommand { issued: Some(previous), .. }) =
-            self.lock().start_commands.insert(replica.0, start_command)
+            self.lock().start_commands.insert(first_rank, start_command)
         {
             previous.close();
         }
@@ -236,19 +232,19 @@ impl NodeRegistry {
         drop(self.changed.wait_timeout(self.lock(), time));
     }
 
-    /// Sends the start command of a replica to its node, unless the node has already received the command in
+    /// Sends the start command of the executors from `first_rank` on to their node, unless the node has already received the command in
     /// its current session (connection). Returns the progress of the start command.
-    pub(super) fn advance_start(&self, replica: Replica) -> StartCommandProgress {
+    pub(super) fn advance_start(&self, first_rank: Rank) -> StartCommandProgress {
         let mut state = self.lock();
         let NodeRegistryState { nodes, start_commands, tickets, .. } = &mut *state;
-        let Some(start_command) = start_commands.get_mut(&replica.0) else {
+        let Some(start_command) = start_commands.get_mut(&first_rank.0) else {
             return StartCommandProgress::NodeDisconnected;
         };
         let Some(node) = &nodes[usize::from(start_command.node)] else {
             return StartCommandProgress::NodeDisconnected;
         };
         let ticket = *tickets;
-        if start_command.issue(node.session, &node.commands, replica, ticket) {
+        if start_command.issue(node.session, &node.commands, ticket) {
             *tickets = tickets.wrapping_add(1);
         }
         // If the start command was sent in a previous session (connection) of the node, the executor links of
@@ -264,12 +260,12 @@ impl NodeRegistry {
         StartCommandProgress::Linked(issued.links.iter_mut().filter_map(Option::take).collect())
     }
 
-    /// Closes the connections to a replica's executors, which ends the executors.
-    pub(super) fn close(&self, replica: Replica) {
+    /// Closes the connections to the executors from `first_rank` on, which ends the executors.
+    pub(super) fn close(&self, first_rank: Rank) {
         let state = self.lock();
         if let Some(issued) = state
             .start_commands
-            .get(&replica.0)
+            .get(&first_rank.0)
             .and_then(|start_command| start_command.issued.as_ref())
         {
             issued.close();

@@ -8,7 +8,8 @@ use crate::heartbeat_timeout::{HEARTBEAT_TIMEOUT, recv_within_timeout};
 use anyhow::{Context, Result, bail};
 use protocol::link::{FrameReader, FrameWriter, HeartbeatConfig, MessageReceiver, run_writer};
 use protocol::{NodeCommand, NodeEvent, NodeInfo};
-use std::net::TcpStream;
+use std::io;
+use std::net::{IpAddr, TcpStream};
 use std::sync::mpsc::{Receiver, Sender, SyncSender, sync_channel};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -56,6 +57,11 @@ impl NodeZeroConnection {
                 return Ok(None);
             }
         }
+    }
+
+    /// Address of this node on the network of the connection.
+    pub(super) fn local_address(&self) -> io::Result<IpAddr> {
+        Ok(self.stream.local_addr()?.ip())
     }
 
     /// Waits until node 0 accepts this node; returns the connection.

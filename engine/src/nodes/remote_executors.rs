@@ -1,13 +1,14 @@
-//! Executor group of a replica on another node: that node starts the executors, and the executors connect to
+//! Executors of a group on another node: that node starts the executors, and the executors connect to
 //! node 0, which runs the scheduler.
 
 use super::node_registry::NodeRegistry;
 use super::start_command::{PendingLink, StartCommandProgress};
-use crate::executors::{ExecutorLink, ExecutorProcessHandle, ExecutorReceiver, outbox};
+use crate::executors::{ExecutorProcessHandle, ExecutorReceiver, RankLink};
 use crate::startup::{ExecutorLabel, StartError};
 use executor::ExecutorConfig;
 use protocol::link::{FrameReader, FrameWriter, LinkSocket, MessageSender};
-use protocol::{Epoch, ExecutorSettings, HostSettings, Rank, Replica};
+use protocol::{Epoch, ExecutorSettings, HostSettings, Rank};
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -16,10 +17,11 @@ const POLL: Duration = Duration::from_millis(100);
 /// Maximum time from a start command until all its executors have connected.
 const LINK_WAIT: Duration = Duration::from_secs(30);
 
-/// Executor group of one replica on another node; can be started repeatedly.
-pub(crate) struct RemoteExecutorGroup {
+/// Executors of one group on another node; can be started repeatedly.
+pub(crate) struct RemoteExecutors {
     config: ExecutorConfig,
-    replica: Replica,
+    /// World ranks of the executors.
+    ranks: Range<u16>,
     node: u16,
     registry: Arc<NodeRegistry>,
 }
@@ -27,53 +29,36 @@ pub(crate) struct RemoteExecutorGroup {
 /// Start that was commanded on another node and whose executors have not all connected yet.
 pub(crate) struct PendingRemoteStart {
     registry: Arc<NodeRegistry>,
-    replica: Replica,
+    first_rank: Rank,
     node: u16,
     settings: Box<ExecutorSettings>,
 }
 
-impl RemoteExecutorGroup {
-    /// Creates the group without starting its executors. At each start, every rank receives `config` with the
-    /// settings of its host.
+impl RemoteExecutors {
+    /// Describes the executors with the world ranks `ranks`, without starting them. At each start, every rank receives `config`
+    /// with the settings of its host.
     pub(crate) fn new(
         config: ExecutorConfig,
-        replica: Replica,
+        ranks: Range<u16>,
         node: u16,
         registry: Arc<NodeRegistry>,
     ) -> Self {
-        Self { config, replica, node, registry }
-    }
-
-    /// Replica of the group.
-    pub(crate) fn replica(&self) -> Replica {
-        self.replica
-    }
-
-    /// Settings common to the executors, without rank and host-specific values.
-    pub(crate) fn settings(&self) -> &ExecutorSettings {
-        &self.config.settings
-    }
-
-    /// Digest of the model folder. Every executor must report an equal digest at start-up.
-    pub(crate) fn manifest(&self) -> u64 {
-        self.config.manifest
+        Self { config, ranks, node, registry }
     }
 
     /// Commands the node to start the executors with the epoch (executor generation) `epoch`, and closes the
     /// connections of the previous executors.
-    pub(crate) fn start(&mut self, epoch: Epoch) -> PendingRemoteStart {
-        let settings = ExecutorSettings { epoch, ..self.config.settings.clone() };
-        let first = self.replica.0 * settings.parallel.tp_size;
-        let ranks = (first..first + settings.parallel.tp_size).map(Rank).collect();
-        self.registry.command_start(self.replica, self.node, epoch, ranks);
+    pub(crate) fn start(&self, epoch: Epoch) -> PendingRemoteStart {
+        let settings = Box::new(ExecutorSettings { epoch, ..self.config.settings.clone() });
+        let first_rank = Rank(self.ranks.start);
+        self.registry.command_start(self.node, epoch, self.ranks.clone());
         let registry = Arc::clone(&self.registry);
-        let settings = Box::new(settings);
-        PendingRemoteStart { registry, replica: self.replica, node: self.node, settings }
+        PendingRemoteStart { registry, first_rank, node: self.node, settings }
     }
 
     /// Closes the links of the executors. An executor ends when its link is closed.
     pub(crate) fn close(&self) {
-        self.registry.close(self.replica);
+        self.registry.close(Rank(self.ranks.start));
     }
 }
 
@@ -94,60 +79,71 @@ impl JoinDeadline {
 }
 
 impl PendingRemoteStart {
-    /// Waits until all executors have connected and returns the link to them. Returns `None` if
+    /// Waits until all executors have connected and returns the links to them. Returns `None` if
     /// `is_cancelled` ends the wait. `join_deadline` limits the wait for a node that has not joined.
-    pub(crate) fn link(
+    pub(crate) fn links(
         self,
         join_deadline: Option<JoinDeadline>,
         is_cancelled: impl FnMut() -> bool,
-    ) -> Result<Option<ExecutorLink>, StartError> {
-        let links =
-            wait_for_links(&self.registry, self.replica, self.node, join_deadline, is_cancelled)?;
-        links.map(|links| self.connect(links)).transpose()
+    ) -> Result<Option<Vec<RankLink>>, StartError> {
+        let (first, node) = (self.first_rank, self.node);
+        let links = wait_for_links(&self.registry, first, node, join_deadline, is_cancelled)?;
+        let connect =
+            |links: Vec<PendingLink>| links.into_iter().map(|link| self.connect(link)).collect();
+        links.map(connect).transpose()
     }
 
-    /// Sends the settings to each executor over its connection in `links`; returns the link to all executors.
-    fn connect(&self, links: Vec<PendingLink>) -> Result<ExecutorLink, StartError> {
+    /// Sends the settings to an executor over its connection.
+    fn connect(&self, link: PendingLink) -> Result<RankLink, StartError> {
+        let PendingLink { rank, stream, host, executor } = link;
         let epoch = self.settings.epoch;
-        let (mut senders, mut receivers) = (Vec::new(), Vec::new());
-        for PendingLink { rank, stream, host, executor } in links {
-            let HostSettings { model_dir, libraries, kernel_cache, threads, rendezvous } = host;
-            let own = ExecutorSettings::clone(&self.settings);
-            let settings = ExecutorSettings {
-                rank,
-                model_dir,
-                libraries,
-                kernel_cache,
-                threads,
-                rendezvous,
-                ..own
-            };
-            let mut writer = FrameWriter::new(LinkSocket::from(stream.try_clone()?), epoch);
-            if let Err(error) = writer.send(settings) {
-                let cause = format!("{executor}: {error}");
-                return Err(StartError::Exited { phase: "start", cause });
-            }
-            senders.push(writer.into_stream());
-            let process: Arc<dyn ExecutorProcessHandle> = executor;
-            let messages = Box::new(FrameReader::new(LinkSocket::from(stream), epoch));
-            receivers.push(ExecutorReceiver { messages, epoch, rank, process: Some(process) });
+        let HostSettings {
+            model_dir,
+            libraries,
+            kernel_cache,
+            threads,
+            rendezvous,
+            gpus,
+            host_address,
+        } = host;
+        let own = ExecutorSettings::clone(&self.settings);
+        // Without an address, all ranks of a group are on one host.
+        let host_address = own.host_address.is_some().then_some(host_address).flatten();
+        let settings = ExecutorSettings {
+            rank,
+            model_dir,
+            libraries,
+            kernel_cache,
+            threads,
+            rendezvous,
+            gpus,
+            host_address,
+            ..own
+        };
+        let mut writer = FrameWriter::new(LinkSocket::from(stream.try_clone()?), epoch);
+        if let Err(error) = writer.send(settings) {
+            let cause = format!("{executor}: {error}");
+            return Err(StartError::Exited { phase: "start", cause });
         }
-        Ok(ExecutorLink { commands: outbox::start(senders, epoch)?, receivers })
+        let process: Arc<dyn ExecutorProcessHandle> = executor;
+        let messages = Box::new(FrameReader::new(LinkSocket::from(stream), epoch));
+        let receiver = ExecutorReceiver { messages, epoch, rank, process: Some(process) };
+        Ok(RankLink { sender: writer.into_stream(), receiver })
     }
 }
 
-/// Waits until the executors of a replica on another node have connected; returns their connections, or
+/// Waits until the executors of another node, from `first_rank` on, have connected; returns their connections, or
 /// `None` if `is_cancelled` ends the wait. `join_deadline` limits the wait for a node that has not joined.
 fn wait_for_links(
     registry: &NodeRegistry,
-    replica: Replica,
+    first_rank: Rank,
     node: u16,
     join_deadline: Option<JoinDeadline>,
     mut is_cancelled: impl FnMut() -> bool,
 ) -> Result<Option<Vec<PendingLink>>, StartError> {
     let (mut is_logged, label, phase) = (false, ExecutorLabel::of_node(node), "start");
     while !is_cancelled() {
-        match registry.advance_start(replica) {
+        match registry.advance_start(first_rank) {
             StartCommandProgress::Linked(links) => return Ok(Some(links)),
             StartCommandProgress::Failed(text) => {
                 return Err(StartError::Reported { executor: label, phase, text });
@@ -158,7 +154,7 @@ fn wait_for_links(
             StartCommandProgress::Issued(_) => {}
             StartCommandProgress::NodeDisconnected if !is_logged => {
                 is_logged = true;
-                tracing::info!(node, replica = replica.0, "waiting for the node");
+                tracing::info!(node, first_rank = first_rank.0, "waiting for the node");
             }
             StartCommandProgress::NodeDisconnected => {
                 join_deadline.map_or(Ok(()), |join_deadline| join_deadline.check(node))?;
@@ -180,7 +176,7 @@ mod tests {
     fn join_deadline_is_shared_by_all_nodes() {
         let parallel = ParallelConfig { dp_size: 3, ..ParallelConfig::default() };
         let registry = NodeRegistry::new(ClusterRequirements { nodes: 3, parallel, manifest: 7 });
-        registry.command_start(Replica(2), 2, Epoch(1), vec![Rank(2)]);
+        registry.command_start(2, Epoch(1), 2..3);
         let limit = Duration::from_secs(1);
         let join_deadline = JoinDeadline { since: Instant::now(), limit };
         // Wait until the join deadline has passed.
@@ -192,8 +188,7 @@ mod tests {
             polls += 1;
             false
         };
-        let Err(error) =
-            wait_for_links(&registry, Replica(2), 2, Some(join_deadline), is_cancelled)
+        let Err(error) = wait_for_links(&registry, Rank(2), 2, Some(join_deadline), is_cancelled)
         else {
             panic!("linked without a node")
         };

@@ -1,17 +1,19 @@
 //! Commands to other nodes to start executors, and the connections of the started executors.
 
 use super::remote_executor::RemoteExecutor;
-use protocol::{Epoch, HostSettings, NodeCommand, Rank, Replica};
+use protocol::{Epoch, HostSettings, NodeCommand, Rank};
 use std::net::{Shutdown, TcpStream};
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::mpsc::SyncSender;
 use std::time::Instant;
 
-/// Command to start the executors of a replica on a node.
+/// Command to start the executors of a group on a node.
 pub(super) struct StartCommand {
     pub(super) node: u16,
     pub(super) epoch: Epoch,
-    pub(super) ranks: Vec<Rank>,
+    /// World ranks of the executors.
+    pub(super) ranks: Range<u16>,
     pub(super) issued: Option<IssuedStartCommand>,
 }
 
@@ -20,7 +22,7 @@ pub(super) struct IssuedStartCommand {
     pub(super) session: u64,
     pub(super) ticket: u64,
     pub(super) at: Instant,
-    /// Executor connections by rank within the replica; `None` = not received yet, or already taken in order
+    /// Executor connections in rank order; `None` = not received yet, or already taken in order
     /// to send the executor settings.
     pub(super) links: Vec<Option<PendingLink>>,
     /// Handles to the streams of all received executor connections, used to close them.
@@ -56,13 +58,13 @@ impl StartCommand {
         &mut self,
         session: u64,
         commands: &SyncSender<NodeCommand>,
-        replica: Replica,
         ticket: u64,
     ) -> bool {
         if self.issued.as_ref().is_some_and(|issued| issued.session == session) {
             return false;
         }
-        let command = NodeCommand::Start { replica, epoch: self.epoch, ticket };
+        let (first_rank, count) = (Rank(self.ranks.start), self.ranks.len() as u16);
+        let command = NodeCommand::Start { first_rank, count, epoch: self.epoch, ticket };
         if commands.try_send(command).is_err() {
             return false; // The queue is full or closed: the session is about to time out.
         }
@@ -70,7 +72,7 @@ impl StartCommand {
             session,
             ticket,
             at: Instant::now(),
-            links: self.ranks.iter().map(|_| None).collect(),
+            links: self.ranks.clone().map(|_| None).collect(),
             streams: Vec::new(),
             executors: Vec::new(),
             failed: None,

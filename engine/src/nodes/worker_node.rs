@@ -9,15 +9,16 @@ use super::cluster::{ClusterConfig, ClusterSecret};
 use super::dial::NodeDialer;
 use super::node_zero_connection::NodeZeroConnection;
 use crate::executors::{
-    ExecutorGroup, ExecutorLaunchOptions, ExecutorProcess, ExecutorProcessHandle,
+    ExecutorLaunchOptions, ExecutorProcess, ExecutorProcessHandle, LocalExecutors,
 };
 use anyhow::{Context, Result};
 use executor::ExecutorConfig;
 use protocol::{
     Epoch, ExecutorLinkRequest, ExecutorSettings, HostSettings, NodeCommand, NodeEvent, NodeInfo,
-    Rank, Replica,
+    Rank,
 };
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, SyncSender};
@@ -81,13 +82,19 @@ fn node_info(cluster: &ClusterConfig, config: &ExecutorConfig) -> NodeInfo {
 }
 
 /// Returns the executor settings that depend on this node.
-fn host_settings(settings: ExecutorSettings, rendezvous: Option<PathBuf>) -> HostSettings {
+fn host_settings(
+    settings: ExecutorSettings,
+    rendezvous: Option<PathBuf>,
+    host_address: &str,
+) -> HostSettings {
     HostSettings {
         model_dir: settings.model_dir,
         libraries: settings.libraries,
         kernel_cache: settings.kernel_cache,
         threads: settings.threads,
         rendezvous,
+        gpus: settings.gpus,
+        host_address: Some(host_address.to_owned()),
     }
 }
 
@@ -98,8 +105,10 @@ pub struct WorkerNode {
     launch_options: ExecutorLaunchOptions,
     dialer: NodeDialer,
     node_zero: SyncSender<NodeEvent>,
-    /// Executor groups by replica.
-    groups: BTreeMap<u16, ExecutorGroup>,
+    /// Name or address at which the ranks of other nodes reach those of this node.
+    address: String,
+    /// Executors of each group, by the first rank.
+    groups: BTreeMap<u16, LocalExecutors>,
 }
 
 impl WorkerNode {
@@ -119,12 +128,17 @@ impl WorkerNode {
         else {
             return Ok(None);
         };
+        let address = match cluster.node_address {
+            Some(address) => address,
+            None => accepted.local_address()?.to_string(),
+        };
         let node_zero = accepted.start(sender)?;
         Ok(Some(Self {
             config,
             launch_options,
             dialer,
             node_zero,
+            address,
             groups: BTreeMap::new(),
             node: cluster.node,
         }))
@@ -145,11 +159,12 @@ impl WorkerNode {
                 .map_or(PROCESS_WAIT_MAX, |at| at.saturating_duration_since(Instant::now()));
             match events.recv_timeout(time_left) {
                 Ok(WorkerNodeEvent::NodeZeroCommand(NodeCommand::Start {
-                    replica,
+                    first_rank,
+                    count,
                     epoch,
                     ticket,
                 })) => {
-                    self.start(replica, epoch, ticket);
+                    self.start(first_rank.0..first_rank.0 + count, epoch, ticket);
                 }
                 Ok(WorkerNodeEvent::NodeZeroCommand(NodeCommand::Leave)) => {
                     tracing::info!("node 0 has shut down");
@@ -165,7 +180,7 @@ impl WorkerNode {
                 }
                 Ok(WorkerNodeEvent::Disconnected(cause)) => {
                     tracing::error!(cause, "connection to node 0 failed: exiting");
-                    self.groups.values_mut().for_each(ExecutorGroup::kill);
+                    self.groups.values_mut().for_each(LocalExecutors::kill);
                     return WorkerNodeExit::Disconnected;
                 }
                 Err(RecvTimeoutError::Timeout) if drain_deadline.is_some() => {
@@ -179,18 +194,18 @@ impl WorkerNode {
         }
     }
 
-    /// Starts the executors of a replica, after stopping any running executors of this replica.
-    fn start(&mut self, replica: Replica, epoch: Epoch, ticket: u64) {
+    /// Starts the executors with the world ranks `ranks`, after stopping any running executors with these ranks.
+    fn start(&mut self, ranks: Range<u16>, epoch: Epoch, ticket: u64) {
         let (config, launch_options) = (&self.config, self.launch_options);
-        let new_group =
-            || ExecutorGroup::new(config.clone(), replica.0..replica.0 + 1, launch_options);
-        let group = self.groups.entry(replica.0).or_insert_with(new_group);
+        let (first_rank, address) = (ranks.start, &self.address);
+        let new_group = || LocalExecutors::new(config.clone(), ranks, launch_options);
+        let group = self.groups.entry(first_rank).or_insert_with(new_group);
         let dial = |rank: Rank, rendezvous| {
-            let host = host_settings(config.settings.clone(), rendezvous);
+            let host = host_settings(config.settings.clone(), rendezvous, address);
             let offer = ExecutorLinkRequest { ticket, rank, host };
             Ok(self.dialer.connect_with_retries(&NodeEvent::Link(offer), LINK_TIME)?)
         };
-        tracing::info!(replica = replica.0, epoch = epoch.0, "starting executors");
+        tracing::info!(first_rank, epoch = epoch.0, "starting executors");
         let started = group.start_linked(epoch, dial).and_then(|started| {
             started.into_iter().try_for_each(|(rank, process)| {
                 report_exit(rank, epoch, process, self.node_zero.clone())

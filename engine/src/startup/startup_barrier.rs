@@ -7,8 +7,8 @@ use super::{
 };
 use crate::executors::ExecutorReceiver;
 use protocol::{
-    ExecutorCommand, ExecutorEvent, ExecutorReady, Rank, StartupPhase, StepCost, WarmUpReport,
-    WeightsDigest,
+    ExecutorCommand, ExecutorEvent, ExecutorReady, Rank, RankEndpoint, StartupPhase, StepCost,
+    WarmUpReport, WeightsDigest,
 };
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender};
 use std::time::{Duration, Instant};
@@ -31,6 +31,8 @@ pub(super) struct ExecutorStartState {
     device: String,
     /// Whether the executor has loaded its weights and reported their digests.
     loaded: bool,
+    /// Endpoint for the ranks of other hosts, until the endpoints of all executors are known.
+    endpoint: Option<RankEndpoint>,
     memory: Option<WarmUpReport>,
     ready: Option<ExecutorReady>,
 }
@@ -50,6 +52,7 @@ impl ExecutorStartState {
             finished_phases,
             device: String::new(),
             loaded: false,
+            endpoint: None,
             memory,
             ready,
         }
@@ -66,7 +69,7 @@ impl ExecutorStartState {
     /// Whether the executor is expected to make progress; otherwise it is ready or waits for other ranks.
     /// `all_measured`: all executors have reported their warm-up measurements.
     fn has_work(&self, all_measured: bool) -> bool {
-        self.ready.is_none() && (self.memory.is_none() || all_measured)
+        self.ready.is_none() && self.endpoint.is_none() && (self.memory.is_none() || all_measured)
     }
 
     fn exited(&self, cause: String) -> StartError {
@@ -143,6 +146,7 @@ impl StartupBarrier {
                     progress(phase, done, total);
                 }
             }
+            ExecutorEvent::Endpoint(endpoint) => self.exchange_endpoints(index, now, endpoint)?,
             ExecutorEvent::WeightsLoaded(digest) => self.check_weights(index, digest)?,
             ExecutorEvent::WarmUpDone(memory) => self.set_memory(index, now, memory, size)?,
             ExecutorEvent::Ready(ready) => return self.set_ready(index, now, ready),
@@ -170,6 +174,29 @@ impl StartupBarrier {
             }
             _ => Ok(()), // No other message has a meaning before the first step.
         }
+    }
+
+    /// Records the endpoint of an executor. Once all executors have sent theirs, sends all endpoints to all executors.
+    fn exchange_endpoints(
+        &mut self,
+        index: usize,
+        now: Instant,
+        endpoint: RankEndpoint,
+    ) -> Result<(), StartError> {
+        self.ranks[index].endpoint = Some(endpoint);
+        if self.ranks.iter().any(|rank| rank.endpoint.is_none()) {
+            return Ok(());
+        }
+        let mut endpoints = Vec::new();
+        for rank in &mut self.ranks {
+            endpoints.extend(rank.endpoint.take());
+            rank.progressed_at = now;
+        }
+        for commands in &self.commands {
+            let sent = commands.send(ExecutorCommand::Endpoints(endpoints.clone()));
+            sent.map_err(|_| self.ranks[index].exited("the executor has exited".to_owned()))?;
+        }
+        Ok(())
     }
 
     /// Compares the weight digests of an executor with those of previous starts and of the other ranks.

@@ -161,6 +161,7 @@ fn settings(dtype: ModelDtype, threads: u32) -> ExecutorSettings {
         ranks_on_host: 1,
         expert_placement: None,
         one_shot_all_reduce: true,
+        host_address: None,
         rendezvous: None,
     }
 }

@@ -23,6 +23,7 @@ impl WireMessage for ExecutorSettings {
 impl WireMessage for ExecutorCommand {
     fn kind(&self) -> u16 {
         match self {
+            Self::Endpoints(_) => kind::ENDPOINTS,
             Self::AllocateKv { .. } => kind::ALLOCATE_KV,
             Self::Batch(_) => kind::BATCH,
             Self::Bitmask(_) => kind::GRAMMAR_BITMASK,
@@ -34,6 +35,7 @@ impl WireMessage for ExecutorCommand {
     fn encode(&self, out: &mut Vec<u8>) -> Result<(), CodecError> {
         let kind = self.kind();
         match self {
+            Self::Endpoints(endpoints) => encode_body(kind, endpoints, out),
             Self::AllocateKv { blocks } => encode_body(kind, &(blocks,), out),
             Self::Batch(batch) => encode_body(kind, batch, out),
             Self::Bitmask(mask) => encode_body(kind, mask, out),
@@ -44,6 +46,7 @@ impl WireMessage for ExecutorCommand {
 
     fn decode(kind: u16, body: &[u8]) -> Result<Self, CodecError> {
         match kind {
+            kind::ENDPOINTS => decode_body(kind, body).map(Self::Endpoints),
             kind::ALLOCATE_KV => {
                 decode_body(kind, body).map(|(blocks,)| Self::AllocateKv { blocks })
             }
@@ -61,6 +64,7 @@ impl WireMessage for ExecutorEvent {
         match self {
             Self::Hello(_) => kind::HELLO,
             Self::Progress { .. } => kind::PROGRESS,
+            Self::Endpoint(_) => kind::ENDPOINT,
             Self::WeightsLoaded(_) => kind::WEIGHTS_LOADED,
             Self::WarmUpDone(_) => kind::WARM_UP_DONE,
             Self::Ready(_) => kind::READY,
@@ -78,6 +82,7 @@ impl WireMessage for ExecutorEvent {
         match self {
             Self::Hello(hello) => encode_body(kind, hello, out),
             Self::Progress { phase, done, total } => encode_body(kind, &(phase, done, total), out),
+            Self::Endpoint(endpoint) => encode_body(kind, endpoint, out),
             Self::WeightsLoaded(digest) => encode_body(kind, digest, out),
             Self::WarmUpDone(report) => encode_body(kind, report, out),
             Self::Ready(ready) => encode_body(kind, ready, out),
@@ -98,6 +103,7 @@ impl WireMessage for ExecutorEvent {
                 done,
                 total,
             }),
+            kind::ENDPOINT => decode_body(kind, body).map(Self::Endpoint),
             kind::WEIGHTS_LOADED => decode_body(kind, body).map(Self::WeightsLoaded),
             kind::WARM_UP_DONE => decode_body(kind, body).map(Self::WarmUpDone),
             kind::READY => decode_body(kind, body).map(Self::Ready),

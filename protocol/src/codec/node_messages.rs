@@ -51,8 +51,8 @@ impl WireMessage for NodeCommand {
         let kind = self.kind();
         match self {
             Self::Rejected { reason } => encode_body(kind, &(reason,), out),
-            Self::Start { replica, epoch, ticket } => {
-                encode_body(kind, &(replica, epoch, ticket), out)
+            Self::Start { first_rank, count, epoch, ticket } => {
+                encode_body(kind, &(first_rank, count, epoch, ticket), out)
             }
             Self::Accepted | Self::Leave | Self::Heartbeat => Ok(()),
         }
@@ -62,10 +62,8 @@ impl WireMessage for NodeCommand {
         match kind {
             kind::ACCEPTED => expect_end(kind, body, Self::Accepted),
             kind::REJECTED => decode_body(kind, body).map(|(reason,)| Self::Rejected { reason }),
-            kind::START => decode_body(kind, body).map(|(replica, epoch, ticket)| Self::Start {
-                replica,
-                epoch,
-                ticket,
+            kind::START => decode_body(kind, body).map(|(first_rank, count, epoch, ticket)| {
+                Self::Start { first_rank, count, epoch, ticket }
             }),
             kind::LEAVE => expect_end(kind, body, Self::Leave),
             kind::NODE_ZERO_HEARTBEAT => expect_end(kind, body, Self::Heartbeat),

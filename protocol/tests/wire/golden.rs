@@ -10,11 +10,11 @@ use protocol::{
     DeviceKind, DraftAcceptanceRule, Epoch, ExecutorCommand, ExecutorEvent, ExecutorHello,
     ExecutorLinkRequest, ExecutorSettings, ExpertPlacement, ExpertTokenCount, GraphCaptureConfig,
     HostSettings, KvCacheDtype, KvCacheSize, KvGroup, KvKind, KvSpec, ModelDtype, NodeCommand,
-    NodeEvent, NodeHandshake, NodeInfo, ParallelConfig, ProfilerStatus, Rank, Replica, RequestId,
-    RowDrafts, RowError, RowInput, RowOutput, SamplingParams, SequenceInit, SequenceSlot,
-    SpeculativeConfig, SpeculativeMethod, StartupPhase, StateSlot, StateSlotAccess, StepCost,
-    StepDrafts, StepId, StepLaunchMode, StepOutput, StepTiming, TokenLogprobs, WarmUpReport,
-    WeightsDigest,
+    NodeEvent, NodeHandshake, NodeInfo, ParallelConfig, ProfilerStatus, Rank, RankEndpoint,
+    RequestId, RowDrafts, RowError, RowInput, RowOutput, SamplingParams, SequenceInit,
+    SequenceSlot, SpeculativeConfig, SpeculativeMethod, StartupPhase, StateSlot, StateSlotAccess,
+    StepCost, StepDrafts, StepId, StepLaunchMode, StepOutput, StepTiming, TokenLogprobs,
+    WarmUpReport, WeightsDigest,
 };
 
 /// Compares the frame of a message in hexadecimal: the header on one line, then 32 bytes of the body per
@@ -73,7 +73,7 @@ fn batch_bytes() {
     check(
         &ExecutorCommand::Batch(batch),
         &expect![[r#"
-            4844524e110003000200000000000000aa000000410a0cfc
+            4844524e120003000200000000000000aa000000c032e445
             96070281a5456167657291020000929dcd012c0104100100c3c281a6546f6b65
             6e73c4045b50020091930001c4080900000070110100919301c003c0949fca00
             00000000ca3f800000ca00000000ca3f800000ca00000000ca000000000090c4
@@ -95,7 +95,7 @@ fn bitmask_bytes() {
     check(
         &ExecutorCommand::Bitmask(bitmask),
         &expect![[r#"
-            4844524e1100060002000000000000001b000000e68abe8c
+            4844524e1200060002000000000000001b000000a480bf3f
             92079292009291c408010000800200000091c40403000000920390"#]],
     );
 }
@@ -109,26 +109,41 @@ fn draft_report_bytes() {
     check(
         &ExecutorEvent::Drafts(StepDrafts { step: StepId(7), rows }),
         &expect![[r#"
-            4844524e11001b00020000000000000015000000053b8c14
+            4844524e12001b0002000000000000001500000012dfcf10
             92079292cd012cc4085b500200020000009204c400"#]],
     );
 }
 
 #[test]
 fn short_command_bytes() {
+    let endpoint = RankEndpoint { rank: Rank(1), address: "h:9".to_owned(), token: [7; 32] };
+    check(
+        &ExecutorCommand::Endpoints(vec![endpoint.clone()]),
+        &expect![[r#"
+        4844524e1200070002000000000000002a000000d4208860
+        919301a3683a39dc002007070707070707070707070707070707070707070707
+        07070707070707070707"#]],
+    );
+    check(
+        &ExecutorEvent::Endpoint(endpoint),
+        &expect![[r#"
+        4844524e12001c00020000000000000029000000019ebb24
+        9301a3683a39dc00200707070707070707070707070707070707070707070707
+        070707070707070707"#]],
+    );
     check(
         &ExecutorCommand::AllocateKv { blocks: 65_536 },
         &expect![[r#"
-            4844524e11000200020000000000000006000000b965a054
+            4844524e1200020002000000000000000600000065569eb0
             91ce00010000"#]],
     );
     check(
         &ExecutorCommand::Profile { enabled: true },
         &expect![[r#"
-            4844524e11000500020000000000000002000000ffd18620
+            4844524e1200050002000000000000000200000082d73d31
             91c3"#]],
     );
-    check(&ExecutorCommand::Shutdown, &expect!["4844524e1100040002000000000000000000000039c1a4a1"]);
+    check(&ExecutorCommand::Shutdown, &expect!["4844524e12000400020000000000000000000000caa15cb2"]);
 }
 
 #[test]
@@ -167,7 +182,7 @@ fn step_output_bytes() {
     check(
         &ExecutorEvent::StepOutput(output),
         &expect![[r#"
-            4844524e1100150002000000000000005f000000135f3bea
+            4844524e1200150002000000000000005f000000cd83412a
             9507029296c404030000000200c0919403cabf00000001c41003000000000000
             bf040000000000c0bfc096c4000000a9416c6c4d61736b656490c09501ce000f
             4240cd01f4c39601cd0100ce000100000002cd0200c4080200010003000000"#]],
@@ -187,21 +202,21 @@ fn startup_event_bytes() {
     check(
         &ExecutorEvent::Hello(hello),
         &expect![[r#"
-            4844524e110011000200000000000000170000003d74732c
+            4844524e12001100020000000000000017000000bf77714d
             96010002a3637075a5302e312e30cfffffffffffffffff"#]],
     );
     let progress = ExecutorEvent::Progress { phase: StartupPhase::Load, done: 1, total: 1 << 33 };
     check(
         &progress,
         &expect![[r#"
-            4844524e110012000200000000000000100000004a40b9eb
+            4844524e12001200020000000000000010000000173152ad
             93a44c6f616401cf0000000200000000"#]],
     );
     let digest = WeightsDigest { common: 1, sharded: 1 << 63, experts: 300 };
     check(
         &ExecutorEvent::WeightsLoaded(digest),
         &expect![[r#"
-            4844524e11001a0002000000000000000e000000f7e14c54
+            4844524e12001a0002000000000000000e000000ec22816a
             9301cf8000000000000000cd012c"#]],
     );
     let group = KvGroup { layers: vec![0, 1], kind: KvKind::Full, bytes_per_block: 8_192 };
@@ -214,29 +229,29 @@ fn startup_event_bytes() {
     check(
         &ExecutorEvent::WarmUpDone(report),
         &expect![[r#"
-            4844524e1100130002000000000000001800000036a9495b
+            4844524e12001300020000000000000018000000bae0e538
             9392109193920001a446756c6ccd2000cd01f492cd012c0c"#]],
     );
     let fault = ExecutorEvent::Fault { step: Some(StepId(7)), text: "gone".to_owned() };
     check(
         &fault,
         &expect![[r#"
-            4844524e11001600020000000000000007000000c1f837a9
+            4844524e1200160002000000000000000700000089e84337
             9207a4676f6e65"#]],
     );
     let status = ProfilerStatus::Started("/t/rank0-1.json".to_owned());
     check(
         &ExecutorEvent::ProfilerStatus(status),
         &expect![[r#"
-            4844524e11001800020000000000000019000000f98cc5ad
+            4844524e1200180002000000000000001900000018d41362
             81a753746172746564af2f742f72616e6b302d312e6a736f6e"#]],
     );
     let done = ExecutorEvent::StepDone { step: StepId(7), duration_ns: 1_000_000 };
     check(
         &done,
         &expect![[r#"
-            4844524e11001900020000000000000007000000d53e1481
+            4844524e120019000200000000000000070000009d2e601f
             9207ce000f4240"#]],
     );
-    check(&ExecutorEvent::Heartbeat, &expect!["4844524e11001700020000000000000000000000a6c7850f"]);
+    check(&ExecutorEvent::Heartbeat, &expect!["4844524e1200170002000000000000000000000055a77d1c"]);
 }

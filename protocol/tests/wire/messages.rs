@@ -12,8 +12,8 @@ use protocol::{
     ExecutorHello, ExecutorLinkRequest, ExecutorReady, ExecutorSettings, ExpertPlacement,
     ExpertTokenCount, GraphCaptureConfig, HostSettings, KvCacheDtype, KvCacheSize, KvGroup, KvKind,
     KvSpec, ModelDtype, NodeCommand, NodeEvent, NodeHandshake, NodeInfo, ParallelConfig,
-    PoolingMethod, ProfilerStatus, PromptResults, Rank, Replica, RequestId, RowDrafts, RowError,
-    RowInput, RowOutput, SamplingParams, SequenceInit, SequenceSlot, SpeculativeConfig,
+    PoolingMethod, ProfilerStatus, PromptResults, Rank, RankEndpoint, RequestId, RowDrafts,
+    RowError, RowInput, RowOutput, SamplingParams, SequenceInit, SequenceSlot, SpeculativeConfig,
     SpeculativeMethod, StartupPhase, StateSlot, StateSlotAccess, StepCost, StepDrafts, StepId,
     StepLaunchMode, StepOutput, StepTiming, Token, TokenBitmask, TokenLogprobs, WarmUpReport,
     WeightsDigest,
@@ -209,12 +209,22 @@ fn spec() -> impl Strategy<Value = KvSpec> {
 /// Returns a strategy for any message from the scheduler to an executor, except for grammar bitmasks.
 pub(crate) fn executor_command() -> impl Strategy<Value = ExecutorCommand> {
     prop_oneof![
+        vec(endpoint(), 0..3).prop_map(ExecutorCommand::Endpoints),
         any::<u32>().prop_map(|blocks| ExecutorCommand::AllocateKv { blocks }),
         batch().prop_map(ExecutorCommand::Batch),
         grammar_bitmask().prop_map(ExecutorCommand::Bitmask),
         any::<bool>().prop_map(|enabled| ExecutorCommand::Profile { enabled }),
         Just(ExecutorCommand::Shutdown),
     ]
+}
+
+/// Returns a strategy for the endpoint of a rank.
+fn endpoint() -> impl Strategy<Value = RankEndpoint> {
+    (any::<u16>(), ".{0,20}", any::<[u8; 32]>()).prop_map(|(rank, address, token)| RankEndpoint {
+        rank: Rank(rank),
+        address,
+        token,
+    })
 }
 
 /// Returns a strategy for grammar bitmasks of up to three rows.
@@ -257,6 +267,7 @@ pub(crate) fn executor_event() -> impl Strategy<Value = ExecutorEvent> {
         hello.prop_map(ExecutorEvent::Hello),
         (prop::sample::select(phases.to_vec()), any::<u64>(), any::<u64>())
             .prop_map(|(phase, done, total)| ExecutorEvent::Progress { phase, done, total }),
+        endpoint().prop_map(ExecutorEvent::Endpoint),
         any::<[u64; 3]>().prop_map(|[common, sharded, experts]| {
             ExecutorEvent::WeightsLoaded(WeightsDigest { common, sharded, experts })
         }),

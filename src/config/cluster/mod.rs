@@ -53,6 +53,10 @@ pub struct NodeArgs {
     /// Address and port of node 0 in one flag
     #[arg(long, alias = "nccl-init-addr", value_name = "HOST:PORT")]
     dist_init_addr: Option<String>,
+    /// Name or address at which the ranks of other nodes reach those of this node, if a replica has ranks on several nodes
+    /// [default: address of the connection to node 0; on node 0: --master-addr]
+    #[arg(long, value_name = "HOST")]
+    node_address: Option<String>,
     /// Run without an HTTP server; implied on every node but node 0
     #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true",
           default_value_t = false, action = clap::ArgAction::Set, value_name = "BOOL")]
@@ -113,7 +117,7 @@ impl NodeArgs {
             return rejected("--headless: node 0 runs the HTTP server");
         }
         let (host, port) = self.address(layout.host, layout.port)?;
-        check_replica_placement(nodes, parallel, layout.nodes)?;
+        check_rank_placement(nodes, parallel, layout.nodes)?;
         if self.cluster_secret_file.is_none() && environment.cluster_secret.is_none() {
             let source = layout.nodes.map_or(String::new(), |nodes| {
                 format!(" ({}; --nnodes 1 serves on this node only)", nodes.name)
@@ -123,7 +127,8 @@ impl NodeArgs {
                  {SECRET_VARIABLE}"
             ));
         }
-        self.cluster = Some(ClusterConfig { nodes, node, host, port });
+        let node_address = self.node_address.clone();
+        self.cluster = Some(ClusterConfig { nodes, node, host, port, node_address });
         Ok(())
     }
 
@@ -171,6 +176,7 @@ impl NodeArgs {
             ("--master-addr", self.master_addr.is_some()),
             ("--master-port", self.master_port.is_some()),
             ("--dist-init-addr", self.dist_init_addr.is_some()),
+            ("--node-address", self.node_address.is_some()),
             ("--cluster-secret-file", self.cluster_secret_file.is_some()),
         ];
         flags.into_iter().find(|(_, given)| *given).map(|(flag, _)| flag)
@@ -233,29 +239,28 @@ fn reconcile(
     }
 }
 
-/// Rejects numbers of replicas that cannot be distributed evenly over the nodes.
-fn check_replica_placement(
+/// Rejects numbers of ranks that cannot be distributed evenly over the nodes.
+fn check_rank_placement(
     nodes: u16,
     parallel: &ParallelArgs,
     nodes_variable: Option<NumericEnvVariable>,
 ) -> Result<(), CommandLineError> {
     let (tp, dp) = (parallel.tensor_parallel_size, parallel.data_parallel_size);
-    let source = nodes_variable.map_or("--nnodes", |variable| variable.name);
-    if parallel.enable_expert_parallel || parallel.enable_dp_attention {
-        return rejected(format!(
-            "{source} {nodes} with --enable-expert-parallel or --enable-dp-attention: ranks on several nodes \
-             cannot run steps together yet. Without these flags each replica holds all experts; with them \
-             only one node is supported"
-        ));
-    }
-    if dp.is_multiple_of(nodes) {
+    let ranks = tp * dp;
+    let per_node = ranks / nodes;
+    let steps_together = if parallel.runs_in_lockstep() { ranks } else { tp };
+    let is_even = ranks.is_multiple_of(nodes)
+        && per_node > 0
+        && (per_node.is_multiple_of(steps_together) || steps_together.is_multiple_of(per_node));
+    if is_even {
         return Ok(());
     }
+    let source = nodes_variable.map_or("--nnodes", |variable| variable.name);
     let more = dp.next_multiple_of(nodes);
     rejected(format!(
-        "{source} {nodes} with --data-parallel-size {dp} and --tensor-parallel-size {tp}: a replica runs on one \
-         node, and each node has an equal number of replicas; tensor-parallel ranks on several nodes are not \
-         supported. Use --data-parallel-size {more}"
+        "{source} {nodes} with --data-parallel-size {dp} and --tensor-parallel-size {tp}: each node has an equal \
+         number of ranks, and either whole replicas or an equal part of one. Use --data-parallel-size {more}, or a \
+         --tensor-parallel-size that is a multiple of {nodes}"
     ))
 }
 

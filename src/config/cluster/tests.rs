@@ -34,7 +34,7 @@ fn resolve(mut args: NodeArgs, dp: u16, variables: &str) -> Result<Option<Cluste
 }
 
 fn cluster(nodes: u16, node: u16, host: &str, port: u16) -> ClusterConfig {
-    ClusterConfig { nodes, node, host: host.to_owned(), port }
+    ClusterConfig { nodes, node, host: host.to_owned(), port, node_address: None }
 }
 
 const SLURM: &str = "SLURM_NNODES=2 SLURM_NODEID=1 SLURM_JOB_NODELIST=n[1-2]";
@@ -105,8 +105,13 @@ fn conflicting_node_counts_are_rejected_with_both_numbers() {
         (NodeArgs { headless: true, ..two() }, 2, "", "node 0 runs the HTTP server"),
         (NodeArgs { nnodes: Some(0), ..two() }, 2, "", "--nnodes 0"),
         (two(), 3, "", "Use --data-parallel-size 4"),
-        (two(), 1, "", "--nnodes 2 with --data-parallel-size 1 and --tensor-parallel-size 2"),
-        (NodeArgs::default(), 1, SLURM, "SLURM_NNODES 2 with --data-parallel-size 1"),
+        (
+            NodeArgs { nnodes: Some(4), ..two() },
+            1,
+            "",
+            "--nnodes 4 with --data-parallel-size 1 and --tensor-parallel-size 2",
+        ),
+        (NodeArgs::default(), 3, SLURM, "SLURM_NNODES 2 with --data-parallel-size 3"),
         (addresses, 2, "", "excludes --master-addr"),
         (bare("nowhere"), 2, "", "--dist-init-addr nowhere: not HOST:PORT"),
         (bare(":1"), 2, "", "not HOST:PORT"),
@@ -125,9 +130,8 @@ fn conflicting_node_counts_are_rejected_with_both_numbers() {
 }
 
 #[test]
-fn replicas_are_assigned_to_nodes_in_order() {
+fn ranks_are_assigned_to_nodes_in_order() {
     let cluster = cluster(2, 0, "h", 1);
-    let of = |replicas| (0..replicas).map(|r| cluster.node_of(r, replicas)).collect::<Vec<_>>();
-    assert_eq!(of(2), [0, 1]);
-    assert_eq!(of(6), [0, 0, 0, 1, 1, 1]);
+    assert_eq!([0, 1].map(|node| cluster.ranks_of(node, 2)), [0..1, 1..2]);
+    assert_eq!([0, 1].map(|node| cluster.ranks_of(node, 12)), [0..6, 6..12]);
 }

@@ -20,15 +20,6 @@ pub fn check_world(args: &ServeArgs, files: &ModelFiles) -> Result<()> {
     let (model, draft) = (&files.config, files.draft.as_ref().map(|(_, config)| config));
     let parallel = parallel(args);
     let ParallelConfig { tp_size, dp_size, .. } = parallel;
-    if let Some(cluster) = args.nodes.cluster()
-        && device(args.engine.device) != DeviceKind::Cpu
-    {
-        bail!(
-            "--nnodes {} on {:?}: executors on several nodes are supported on CPUs only: --device cpu",
-            cluster.nodes,
-            args.engine.device
-        );
-    }
     if let (Some(cluster), Some(_)) = (args.nodes.cluster(), draft) {
         let flag = args.speculation.flag_in_error();
         bail!("{flag}: draft checkpoints are supported on one node only, not on {}", cluster.nodes);
@@ -61,6 +52,14 @@ pub fn check_world(args: &ServeArgs, files: &ModelFiles) -> Result<()> {
 /// Returns the number of ranks that run on each node.
 fn host_ranks(args: &ServeArgs) -> u16 {
     parallel(args).world_size() / args.nodes.cluster().map_or(1, |cluster| cluster.nodes)
+}
+
+/// Returns the name or address of this node, if ranks that step together are on several nodes.
+fn host_address(args: &ServeArgs) -> Option<String> {
+    let cluster = args.nodes.cluster()?;
+    let spans_nodes = parallel(args).ranks_per_group() > host_ranks(args);
+    let address = || cluster.node_address.clone().unwrap_or_else(|| cluster.host.clone());
+    spans_nodes.then(address)
 }
 
 /// Content of the `--expert-placement` file (EPLB map), in the format of SGLang's `--init-expert-location`.
@@ -167,6 +166,7 @@ pub fn executor(
         parallel: parallel(args),
         ranks_on_host: host_ranks(args),
         expert_placement: expert_placement(args)?,
+        host_address: host_address(args),
         rendezvous: None,
         one_shot_all_reduce: !args.parallel.disable_custom_all_reduce,
     };
@@ -192,14 +192,16 @@ fn graph_capture(engine: &EngineArgs) -> GraphCaptureConfig {
     }
 }
 
-/// Returns the GPU index of each rank; empty if `--device-ids` is not given.
+/// Returns the GPU index of each rank of this node; empty if `--device-ids` is not given.
 fn gpu_indices(args: &ServeArgs) -> Result<Vec<u32>> {
-    let (ids, ranks) = (&args.engine.device_ids, usize::from(parallel(args).world_size()));
+    let (ids, ranks) = (&args.engine.device_ids, usize::from(host_ranks(args)));
     match (ids.len(), device(args.engine.device)) {
         (0, _) => {}
         (_, DeviceKind::Cpu) => bail!("--device-ids: the executors run on the CPU"),
         (count, _) if count != ranks => {
-            bail!("--device-ids lists {count} GPUs, but {ranks} executors need one each")
+            bail!(
+                "--device-ids lists {count} GPUs, but {ranks} executors of this node need one each"
+            )
         }
         _ => {}
     }

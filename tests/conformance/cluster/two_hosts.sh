@@ -43,18 +43,18 @@ for node in 0 1; do
     echo "${hosts[$node]} node$node" >>/etc/hosts
 done
 
-serve() { # node; run in its own shell, which becomes the server
-    local node=$1
-    exec ip netns exec "hadron$node" "$hadron" serve --nnodes 2 --node-rank "$node" --master-addr "${hosts[0]}" --data-parallel-size 2 --threads 1 \
+serve() { # node, flags; run in its own shell, which becomes the server
+    local node=$1; shift
+    exec ip netns exec "hadron$node" "$hadron" serve --nnodes 2 --node-rank "$node" --master-addr "${hosts[0]}" "$@" --threads 1 \
         --dtype float32 --host "${hosts[$node]}" --port 8000 2>>"$work/node$node.log"
 }
 
 echo "== two namespaces"
-serve 0 & node0=$!
-(HADRON_CLUSTER_SECRET=ffffffffffffffffffffffffffffffff; serve 1) && fail "a wrong secret was accepted"
+serve 0 -dp 2 & node0=$!
+(HADRON_CLUSTER_SECRET=ffffffffffffffffffffffffffffffff; serve 1 -dp 2) && fail "a wrong secret was accepted"
 grep -q secret "$work/node1.log" || fail "the log of node 1 does not name the wrong secret"
 echo "a wrong secret is rejected: $(grep -m1 -o '[^:]*secret.*' "$work/node1.log")"
-serve 1 & node1=$!
+serve 1 -dp 2 & node1=$!
 within 30 "the start of two nodes" ready 8000
 alone=$(ids 8000 0) || fail "node 0 rejects requests: $(on 0 curl -s "http://${hosts[0]}:8000/v1/models")"
 [ "$(ids 8000 1)" = "$alone" ] || fail "node 1 generates other ids"
@@ -75,11 +75,39 @@ done
 echo "three requests in flight ended with the same ids after $(($(now_ms) - cut)) ms; node 0 logged $(grep -c 'restarting\|node failed' "$work/node0.log") lines of the failure"
 within 5 "node 0 continues to serve" ready 8000
 ip -n hadron0 link set link0 up
-serve 1 & node1=$!
+serve 1 -dp 2 & node1=$!
 back=$(now_ms)
 within 30 "node 1 joins again" sh -c "grep -q 'executors restarted' '$work/node0.log'"
 [ "$(ids 8000 1)" = "$alone" ] || fail "the restored node generates other ids"
 echo "link up: node 1 serves again after $(($(now_ms) - back)) ms"
+kill -TERM $node0
+wait $node0 || fail "node 0 ended with $?"
+within 10 "node 1 ends with node 0" sh -c "! kill -0 $node1"
+
+echo "== one replica on both hosts"
+ip netns exec hadron0 "$hadron" serve -tp 2 --threads 1 --dtype float32 --host "${hosts[0]}" --port 8001 2>>"$work/alone.log" & one_host=$!
+within 30 "the start of both ranks on one host" ready 8001
+split=$(ids 8001 "") || fail "two ranks on one host reject requests"
+kill -TERM $one_host
+wait $one_host || fail "two ranks on one host ended with $?"
+rm "$work"/node?.log
+serve 0 -tp 2 & node0=$!
+serve 1 -tp 2 & node1=$!
+within 30 "the start of one rank on each host" ready 8000
+[ "$(ids 8000 "")" = "$split" ] || fail "two ranks on two hosts generate other ids than on one host"
+asking=()
+for n in 1 2 3; do ids 8000 "" >"$work/answer$n" & asking+=($!); done
+sleep 0.3
+ip -n hadron0 link set link0 down
+within 15 "the exit of node 1" sh -c "! kill -0 $node1"
+ip -n hadron0 link set link0 up
+serve 1 -tp 2 & node1=$!
+back=$(now_ms)
+for n in 1 2 3; do
+    wait "${asking[n - 1]}" || fail "request $n failed"
+    [ "$(<"$work/answer$n")" = "$split" ] || fail "a token of request $n was changed or repeated: $(<"$work/answer$n")"
+done
+echo "three requests in flight waited for the link, and ended with the same ids $(($(now_ms) - back)) ms after node 1 was started again"
 kill -TERM $node0
 wait $node0 || fail "node 0 ended with $?"
 within 10 "node 1 ends with node 0" sh -c "! kill -0 $node1"

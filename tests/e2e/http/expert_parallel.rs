@@ -17,29 +17,44 @@ use std::time::Duration;
 
 /// Request number `which`. Each number has a distinct prompt; odd numbers are sampled, even numbers are
 /// greedy.
-fn body(which: u32, tokens: u32) -> Value {
+pub(super) fn body(which: u32, tokens: u32) -> Value {
     let prompt: Vec<u32> =
         (0..10 + which * 13).map(|i| 3 + (i * i * 7 + which * 31) % 250).collect();
     json!({"prompt": prompt, "max_tokens": tokens, "ignore_eos": true, "seed": which,
            "temperature": which % 2})
 }
 
-fn on(replica: u16, mut body: Value) -> Value {
+pub(super) fn on(replica: u16, mut body: Value) -> Value {
     body["data_parallel_rank"] = replica.into();
     body
 }
 
-fn streamed(mut body: Value) -> Value {
+pub(super) fn streamed(mut body: Value) -> Value {
     body["stream"] = true.into();
     body
 }
 
+/// Sizes and name of the MoE model in these tests.
+pub(super) const SIZES: &[&str] = &[
+    "--max-model-len",
+    "4096",
+    "--num-gpu-blocks-override",
+    "1024",
+    "--served-model-name",
+    "model",
+];
+
+/// Folder of the MoE model.
+pub(super) fn folder(model: &tempfile::TempDir) -> String {
+    model.path().join("model").to_str().unwrap().to_owned()
+}
+
 /// Starts a server of the MoE model in f32.
-fn serve(model: &tempfile::TempDir, flags: &[&str]) -> super::server_process::ServerProcess {
-    let folder = model.path().join("model").to_str().unwrap().to_owned();
-    let sizes = ["--max-model-len", "4096", "--num-gpu-blocks-override", "1024"];
-    let name = ["--served-model-name", "model"];
-    start(&[&[folder.as_str()], &sizes[..], &name, flags].concat())
+pub(super) fn serve(
+    model: &tempfile::TempDir,
+    flags: &[&str],
+) -> super::server_process::ServerProcess {
+    start(&[&[folder(model).as_str()], SIZES, flags].concat())
 }
 
 /// Output token ids of a request.

@@ -39,6 +39,7 @@ pub(crate) mod parallel_ranks;
 mod pooling;
 mod pooling_models;
 mod profile;
+mod ranks_on_nodes;
 mod recurrent;
 mod replayed_calls;
 mod replicas;

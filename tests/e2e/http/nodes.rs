@@ -23,7 +23,7 @@ use std::time::{Duration, Instant};
 
 const EXACT: &[&str] = &["--threads", "1", "--dtype", "float32"];
 const SECRET: &str = "a secret of the tests of nodes";
-const TIMEOUT: Duration = Duration::from_mins(3);
+pub(super) const TIMEOUT: Duration = Duration::from_mins(3);
 
 /// Rendezvous address of one test (`--master-addr`, `--master-port`): a loopback address unique to this
 /// process, and a port unique to the test.
@@ -68,10 +68,19 @@ impl NodeProcess {
     }
 
     fn with_secret(place: &ClusterAddress, rank: u16, more: &[&str], secret: &str) -> Self {
+        Self::with_flags(place, rank, &[EXACT, &["-dp", "2"], more].concat(), secret)
+    }
+
+    /// Starts node `rank` of two with ranks as in `flags`, which include the model.
+    pub(super) fn with_ranks(place: &ClusterAddress, rank: u16, flags: &[&str]) -> Self {
+        Self::with_flags(place, rank, flags, SECRET)
+    }
+
+    fn with_flags(place: &ClusterAddress, rank: u16, flags: &[&str], secret: &str) -> Self {
         let rank = rank.to_string();
-        let own = ["--port", "0", "--nnodes", "2", "--node-rank", &rank, "-dp", "2"];
+        let own = ["--port", "0", "--nnodes", "2", "--node-rank", &rank];
         let meet = ["--master-addr", &place.host, "--master-port", &place.port];
-        let mut command = command(&[EXACT, &own, &meet, more].concat());
+        let mut command = command(&[&own, &meet, flags].concat());
         command.env("RUST_LOG", "info").env("HADRON_CLUSTER_SECRET", secret);
         Self::of(command)
     }
@@ -115,7 +124,7 @@ impl NodeProcess {
         rest.split(' ').next().unwrap().parse().unwrap()
     }
 
-    fn signal(&self, name: &str) {
+    pub(super) fn signal(&self, name: &str) {
         send(self.child.id(), &format!("-{name}"));
     }
 
@@ -124,7 +133,7 @@ impl NodeProcess {
     }
 
     /// Process id of this node's only executor.
-    fn executor(&self) -> u32 {
+    pub(super) fn executor(&self) -> u32 {
         let found = children_as("executor", self.child.id());
         let [only] = found[..] else { panic!("children: {found:?}: {}", self.log()) };
         only
@@ -152,7 +161,7 @@ impl Drop for NodeProcess {
     }
 }
 
-fn is_running(pid: u32) -> bool {
+pub(super) fn is_running(pid: u32) -> bool {
     fs::exists(format!("/proc/{pid}")).unwrap() && !is_zombie(pid)
 }
 

@@ -60,6 +60,8 @@ fn offer(ticket: u64, rank: u16) -> ExecutorLinkRequest {
         kernel_cache: None,
         threads: None,
         rendezvous: None,
+        gpus: vec![],
+        host_address: None,
     };
     ExecutorLinkRequest { ticket, rank: Rank(rank), host }
 }
@@ -72,10 +74,11 @@ fn is_closed(mut stream: TcpStream) -> bool {
 /// Waits until the start command of replica 1 has been sent; returns the ticket (number of the start
 /// command) that the node receives.
 fn ticket(registry: &NodeRegistry, node: &mut TestNodeConnection, epoch: u64) -> u64 {
-    while !matches!(registry.advance_start(Replica(1)), StartCommandProgress::Issued(_)) {
+    while !matches!(registry.advance_start(Rank(1)), StartCommandProgress::Issued(_)) {
         registry.wait_for_change(Duration::from_millis(5));
     }
-    let NodeCommand::Start { replica: Replica(1), epoch: Epoch(received), ticket } = node.next()
+    let NodeCommand::Start { first_rank: Rank(1), count: 1, epoch: Epoch(received), ticket } =
+        node.next()
     else {
         panic!("no start command")
     };
@@ -85,14 +88,14 @@ fn ticket(registry: &NodeRegistry, node: &mut TestNodeConnection, epoch: u64) ->
 
 /// Commands the start of replica 1 on node 1.
 fn start_command(registry: &NodeRegistry, epoch: u64) {
-    registry.command_start(Replica(1), 1, Epoch(epoch), vec![Rank(1)]);
+    registry.command_start(1, Epoch(epoch), 1..2);
 }
 
 #[test]
 fn link_requires_the_ticket_of_the_latest_command() {
     let registry = Arc::new(NodeRegistry::new(EXPECTED));
     start_command(&registry, 1);
-    assert!(matches!(registry.advance_start(Replica(1)), StartCommandProgress::NodeDisconnected));
+    assert!(matches!(registry.advance_start(Rank(1)), StartCommandProgress::NodeDisconnected));
     let mut node = join(&registry, member());
     assert_eq!(node.next(), NodeCommand::Accepted);
     let first = ticket(&registry, &mut node, 1);
@@ -108,7 +111,7 @@ fn link_requires_the_ticket_of_the_latest_command() {
     let (duplicate, server) = connected();
     registry.accept_link(offer(second, 1), server);
     assert!(is_closed(duplicate), "the rank is linked already");
-    let StartCommandProgress::Linked(links) = registry.advance_start(Replica(1)) else {
+    let StartCommandProgress::Linked(links) = registry.advance_start(Rank(1)) else {
         panic!("not linked")
     };
     assert_eq!(links.iter().map(|link| link.rank).collect::<Vec<_>>(), [Rank(1)]);
@@ -123,7 +126,7 @@ fn links_are_closed_when_their_node_disconnects() {
     let ticket_of_link = ticket(&registry, &mut node, 1);
     let (client, server) = connected();
     registry.accept_link(offer(ticket_of_link, 1), server);
-    let StartCommandProgress::Linked(_links) = registry.advance_start(Replica(1)) else {
+    let StartCommandProgress::Linked(_links) = registry.advance_start(Rank(1)) else {
         panic!("not linked")
     };
     node.stream.shutdown(Shutdown::Both).unwrap();
@@ -139,7 +142,7 @@ fn links_are_closed_when_their_node_disconnects() {
     registry.wait_until_disconnected(LONG);
     let ending = NodeCommand::Rejected { reason: "node 0 is shutting down".to_owned() };
     assert_eq!(join(&registry, member()).next(), ending, "rejected during shutdown");
-    assert!(matches!(registry.advance_start(Replica(1)), StartCommandProgress::NodeDisconnected));
+    assert!(matches!(registry.advance_start(Rank(1)), StartCommandProgress::NodeDisconnected));
 }
 
 #[test]
@@ -159,7 +162,7 @@ fn waiting_node_is_rejected_during_shutdown() {
 #[test]
 fn links_of_a_previous_session_are_closed() {
     let registry = Arc::new(NodeRegistry::new(EXPECTED));
-    registry.command_start(Replica(1), 1, Epoch(1), vec![Rank(1)]);
+    registry.command_start(1, Epoch(1), 1..2);
     let mut node = join(&registry, member());
     assert_eq!(node.next(), NodeCommand::Accepted);
     let first = ticket(&registry, &mut node, 1);
@@ -172,7 +175,7 @@ fn links_of_a_previous_session_are_closed() {
     let (_client, stream) = connected();
     let (commands, outbox) = sync_channel(0);
     registry.lock().nodes[1] = Some(ConnectedNode { session: 9, commands, stream });
-    assert!(matches!(registry.advance_start(Replica(1)), StartCommandProgress::NodeDisconnected));
+    assert!(matches!(registry.advance_start(Rank(1)), StartCommandProgress::NodeDisconnected));
     drop(outbox);
 }
 

@@ -84,6 +84,7 @@ fn config(kind: ProposerKind) -> ExecutorConfig {
         ranks_on_host: 1,
         expert_placement: None,
         one_shot_all_reduce: true,
+        host_address: None,
         rendezvous: None,
     };
     let eagle = || ModelConfig::from_json(Path::new("config.json"), EAGLE).unwrap();

@@ -81,6 +81,7 @@ pub(crate) fn settings() -> impl Strategy<Value = ExecutorSettings> {
                 ranks_on_host: numbers[4] as u16,
                 expert_placement: eager
                     .then(|| ExpertPlacement { layers: vec![vec![], vec![1, 0]] }),
+                host_address: eager.then(|| "10.0.0.2".to_owned()),
                 rendezvous: eager.then(|| "/proc/7/fd/9".into()),
                 one_shot_all_reduce: !eager,
             }
@@ -102,10 +103,8 @@ pub(crate) fn node_command() -> impl Strategy<Value = NodeCommand> {
     prop_oneof![
         Just(NodeCommand::Accepted),
         ".{0,40}".prop_map(|text| NodeCommand::Rejected { reason: text }),
-        any::<(u16, u64, u64)>().prop_map(|(replica, epoch, ticket)| NodeCommand::Start {
-            replica: Replica(replica),
-            epoch: Epoch(epoch),
-            ticket,
+        any::<(u16, u16, u64, u64)>().prop_map(|(first_rank, count, epoch, ticket)| {
+            NodeCommand::Start { first_rank: Rank(first_rank), count, epoch: Epoch(epoch), ticket }
         }),
         Just(NodeCommand::Leave),
         Just(NodeCommand::Heartbeat),
@@ -120,9 +119,25 @@ pub(crate) fn node_event() -> impl Strategy<Value = NodeEvent> {
         },
     );
     let offer = (any::<u64>(), any::<u16>(), settings()).prop_map(|(ticket, rank, settings)| {
-        let ExecutorSettings { model_dir, libraries, kernel_cache, threads, rendezvous, .. } =
-            settings;
-        let host = HostSettings { model_dir, libraries, kernel_cache, threads, rendezvous };
+        let ExecutorSettings {
+            model_dir,
+            libraries,
+            kernel_cache,
+            threads,
+            rendezvous,
+            gpus,
+            host_address,
+            ..
+        } = settings;
+        let host = HostSettings {
+            model_dir,
+            libraries,
+            kernel_cache,
+            threads,
+            rendezvous,
+            gpus,
+            host_address,
+        };
         NodeEvent::Link(ExecutorLinkRequest { ticket, rank: Rank(rank), host })
     });
     prop_oneof![
