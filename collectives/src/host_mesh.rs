@@ -107,7 +107,7 @@ impl SharedMemoryRendezvous {
         let mut accepted = mesh.listener.accept(expected.collect())?;
         let join = |(membership, senders): (&GroupMembership, Vec<TcpStream>)| {
             let group = membership.group;
-            let mirrored = accepted.extract_if(.., |(of, _)| *of == group).map(|(_, rank)| rank);
+            let mirrored = accepted.extract_if(.., |rank| rank.group == group);
             self.join_with_links(group, own_index(membership), senders, mirrored.collect())
         };
         memberships.iter().zip(senders).map(join).collect()

@@ -90,7 +90,7 @@ impl MeshListener {
     pub(crate) fn accept(
         &self,
         mut expected: Vec<ExpectedPeer>,
-    ) -> Result<Vec<(usize, MirroredRank)>, CollectiveError> {
+    ) -> Result<Vec<MirroredRank>, CollectiveError> {
         let deadline = Instant::now() + CONNECT_TIMEOUT;
         let mut accepted = Vec::new();
         while let Some(&ExpectedPeer { rank, .. }) = expected.first() {
@@ -107,7 +107,8 @@ impl MeshListener {
                 continue;
             };
             expected.swap_remove(index);
-            accepted.push((peer.group, MirroredRank { rank: peer.rank, stream }));
+            let ExpectedPeer { group, rank } = peer;
+            accepted.push(MirroredRank { group, rank, stream });
         }
         Ok(accepted)
     }

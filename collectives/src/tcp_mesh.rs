@@ -32,6 +32,8 @@ const ABORT: u32 = 2;
 /// Connection from a rank of another host, whose chunks this rank copies to the memory of its host.
 #[derive(Debug)]
 pub(crate) struct MirroredRank {
+    /// Index of the group.
+    pub(crate) group: usize,
     /// Index of the rank in the group.
     pub(crate) rank: usize,
     pub(crate) stream: TcpStream,
@@ -76,11 +78,11 @@ impl TcpMesh {
         memory: &Arc<HostSharedMemory>,
         layout: GroupMemoryLayout,
     ) -> io::Result<Self> {
-        let start = |MirroredRank { rank, stream }| {
+        let start = |MirroredRank { rank, stream, .. }| {
             let handle = stream.try_clone()?;
             let leaving = Arc::new(AtomicBool::new(false));
             let (memory, own_leaving) = (Arc::clone(memory), Arc::clone(&leaving));
-            let mirror = Mirror { memory, layout, rank, own, leaving: own_leaving };
+            let mirror = RankMirror { memory, layout, rank, own, leaving: own_leaving };
             // The rank is alive as long as the process that copies its chunks.
             mirror.flag(RankFlag::ProcessId).store(std::process::id(), SeqCst);
             let thread = thread::Builder::new().name("rank-mirror".to_owned());
@@ -136,7 +138,7 @@ impl Drop for TcpMesh {
 }
 
 /// A rank of another host in the memory of this host.
-struct Mirror {
+struct RankMirror {
     memory: Arc<HostSharedMemory>,
     layout: GroupMemoryLayout,
     rank: usize,
@@ -145,7 +147,7 @@ struct Mirror {
     leaving: Arc<AtomicBool>,
 }
 
-impl Mirror {
+impl RankMirror {
     fn flag(&self, flag: RankFlag) -> &AtomicU32 {
         &self.memory.words()[self.layout.rank_flag(self.rank, flag)]
     }

@@ -17,6 +17,7 @@ mod error;
 mod executor;
 mod expert_load_report;
 mod kv_sizing;
+mod link_exchange;
 mod model_context;
 mod op_bench;
 mod open_device;

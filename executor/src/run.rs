@@ -5,14 +5,15 @@
 //! starts a new executor. A closed link is a shutdown, not a failure.
 
 use crate::command_inbox::CommandInbox;
+use crate::link_exchange::LinkExchange;
 use crate::{
-    EndpointExchange, Executor, ExecutorConfig, ExecutorError, StartupPhaseProgress, SubmittedStep,
-    TraceHandle, ranks,
+    Executor, ExecutorConfig, ExecutorError, StartupPhaseProgress, SubmittedStep, TraceHandle,
+    ranks,
 };
 use protocol::link::{LinkError, MessageLink, MessageReceiver, MessageSender};
 use protocol::{
     DeviceKind, ExecutorCommand, ExecutorEvent, ExecutorHello, PROTOCOL_VERSION, ProfilerStatus,
-    RankEndpoint, StartupPhase, StepId, StepOutput,
+    StartupPhase, StepId, StepOutput,
 };
 use std::any::Any;
 use std::cell::Cell;
@@ -28,9 +29,6 @@ const PROGRESS_INTERVAL: Duration = Duration::from_millis(100);
 /// Maximum number of messages and steps in the queue of the reply thread. It exceeds the number of steps that
 /// a scheduler has in flight.
 const OUTBOX_CAPACITY: usize = 8;
-
-/// Timeout of each wait for the endpoints of other ranks.
-const EXCHANGE_POLL: Duration = Duration::from_secs(1);
 
 /// Epoch of the first executors that the engine starts; executors that replace failed executors have a later
 /// epoch.
@@ -247,29 +245,6 @@ fn serve<R: MessageReceiver<Message = ExecutorCommand>>(
                 let outgoing = OutboxMessage::Step(batch.step, submitted);
                 outbox.send(outgoing).map_err(|_| ExecutorExitReason::Closed)?;
                 step.set(None);
-            }
-        }
-    }
-}
-
-/// Exchange of endpoints through the link to the scheduler.
-struct LinkExchange<'a, R> {
-    link: &'a mut R,
-    outbox: &'a SyncSender<OutboxMessage>,
-}
-
-impl<R: MessageReceiver<Message = ExecutorCommand>> EndpointExchange for LinkExchange<'_, R> {
-    fn exchange(&mut self, own: RankEndpoint) -> Result<Vec<RankEndpoint>, ExecutorError> {
-        let message = OutboxMessage::Message(ExecutorEvent::Endpoint(own));
-        self.outbox.send(message).map_err(|_| ExecutorError::Link(LinkError::Closed))?;
-        // The scheduler limits the time of the start, and closes the link if another rank fails.
-        loop {
-            match self.link.recv(EXCHANGE_POLL).map_err(ExecutorError::Link)? {
-                Some(ExecutorCommand::Endpoints(endpoints)) => return Ok(endpoints),
-                Some(ExecutorCommand::Shutdown) => {
-                    return Err(ExecutorError::Link(LinkError::Closed));
-                }
-                _ => {}
             }
         }
     }

@@ -5,6 +5,7 @@
 //! directly afterwards, so blocks that the plan counts as free are still free.
 
 mod admission;
+mod chunk_alignment;
 mod step_plan;
 mod time_budget;
 
@@ -13,6 +14,7 @@ use crate::request::states::StateCheckpoints;
 use crate::scheduling_state::ReplicaRequests;
 use crate::slab::SlabSlot;
 use crate::{SchedulerLimits, StepCosts};
+use chunk_alignment::align_chunk;
 use kvcache::{BlockTable, KvCache, TableEntries};
 use protocol::BlockId;
 pub(crate) use step_plan::{PlannedAdmission, PlannedRow, StepPlan};
@@ -307,26 +309,6 @@ impl StepPlanner<'_> {
             None => cap,
         };
         align_chunk(start, uncomputed, cap, quantum, has_prefill)
-    }
-}
-
-/// Returns the length of the next prefill chunk `[start, start + len)`, at most `cap`, of a request of which
-/// `uncomputed` tokens are uncomputed.
-///
-/// The chunk contains all uncomputed tokens if they fit. Otherwise its *end* is aligned to `quantum`, and
-/// with it the start of the next chunk. A chunk that would not reach the next multiple of `quantum` is
-/// postponed, unless the step has no other prefill chunk: decode rows must never starve prefill.
-fn align_chunk(start: u32, uncomputed: u32, cap: u32, quantum: u32, step_has_prefill: bool) -> u32 {
-    if uncomputed <= cap {
-        return uncomputed;
-    }
-    let end = (start + cap) / quantum * quantum;
-    if end > start {
-        end - start
-    } else if step_has_prefill {
-        0
-    } else {
-        cap
     }
 }
 

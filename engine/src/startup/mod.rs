@@ -3,6 +3,7 @@
 //! All ranks start together: the number of KV blocks is the minimum over all ranks, and no rank serves before
 //! all ranks are ready. One thread per rank reads the startup messages.
 
+mod endpoint_collector;
 mod error;
 mod hello_check;
 mod startup_barrier;

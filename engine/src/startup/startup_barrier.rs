@@ -1,5 +1,6 @@
 //! Startup barrier: tracks the startup phase of each executor and synchronises the phases of all executors.
 
+use super::endpoint_collector::EndpointCollector;
 use super::hello_check::check_hello;
 use super::{
     ExecutorLabel, ExecutorStartupParams, POLL, StartError, StartTimeouts, StartupMessage,
@@ -31,8 +32,6 @@ pub(super) struct ExecutorStartState {
     device: String,
     /// Whether the executor has loaded its weights and reported their digests.
     loaded: bool,
-    /// Endpoint for the ranks of other hosts, until the endpoints of all executors are known.
-    endpoint: Option<RankEndpoint>,
     memory: Option<WarmUpReport>,
     ready: Option<ExecutorReady>,
 }
@@ -52,7 +51,6 @@ impl ExecutorStartState {
             finished_phases,
             device: String::new(),
             loaded: false,
-            endpoint: None,
             memory,
             ready,
         }
@@ -69,7 +67,7 @@ impl ExecutorStartState {
     /// Whether the executor is expected to make progress; otherwise it is ready or waits for other ranks.
     /// `all_measured`: all executors have reported their warm-up measurements.
     fn has_work(&self, all_measured: bool) -> bool {
-        self.ready.is_none() && self.endpoint.is_none() && (self.memory.is_none() || all_measured)
+        self.ready.is_none() && (self.memory.is_none() || all_measured)
     }
 
     fn exited(&self, cause: String) -> StartError {
@@ -87,6 +85,7 @@ pub(super) struct StartupBarrier {
     /// Command queues of the executors, one per replica.
     commands: Vec<SyncSender<ExecutorCommand>>,
     ranks: Vec<ExecutorStartState>,
+    endpoints: EndpointCollector,
     /// Durations of the startup phases of the executor that became ready last.
     slowest_phases: Vec<(&'static str, Duration)>,
 }
@@ -99,7 +98,8 @@ impl StartupBarrier {
         ranks: Vec<ExecutorStartState>,
         now: Instant,
     ) -> Self {
-        Self { start, started_at: now, commands, ranks, slowest_phases: Vec::new() }
+        let endpoints = EndpointCollector::new(ranks.len());
+        Self { start, started_at: now, commands, ranks, endpoints, slowest_phases: Vec::new() }
     }
 
     /// Processes startup messages until all executors are ready.
@@ -183,17 +183,19 @@ impl StartupBarrier {
         now: Instant,
         endpoint: RankEndpoint,
     ) -> Result<(), StartError> {
-        self.ranks[index].endpoint = Some(endpoint);
-        if self.ranks.iter().any(|rank| rank.endpoint.is_none()) {
-            return Ok(());
-        }
-        let mut endpoints = Vec::new();
-        for rank in &mut self.ranks {
-            endpoints.extend(rank.endpoint.take());
-            rank.progressed_at = now;
-        }
+        let Some(endpoints) = self.endpoints.add(index, endpoint) else { return Ok(()) };
+        self.ranks.iter_mut().for_each(|rank| rank.progressed_at = now);
+        self.send_to_all(index, || ExecutorCommand::Endpoints(endpoints.clone()))
+    }
+
+    /// Sends a command to all executors.
+    fn send_to_all(
+        &self,
+        index: usize,
+        command: impl Fn() -> ExecutorCommand,
+    ) -> Result<(), StartError> {
         for commands in &self.commands {
-            let sent = commands.send(ExecutorCommand::Endpoints(endpoints.clone()));
+            let sent = commands.send(command());
             sent.map_err(|_| self.ranks[index].exited("the executor has exited".to_owned()))?;
         }
         Ok(())
@@ -245,11 +247,7 @@ impl StartupBarrier {
             rank.enter_phase(ALLOCATE, now);
             rank.progressed_at = now;
         }
-        for commands in &self.commands {
-            let sent = commands.send(ExecutorCommand::AllocateKv { blocks });
-            sent.map_err(|_| self.ranks[index].exited("the executor has exited".to_owned()))?;
-        }
-        Ok(())
+        self.send_to_all(index, || ExecutorCommand::AllocateKv { blocks })
     }
 
     /// Returns the combined warm-up measurements of all executors; `None` until all executors have reported.
@@ -306,7 +304,11 @@ impl StartupBarrier {
             return Err(StartError::Stalled { executor: rank.label, phase: HELLO, limit: hello });
         }
         let all_measured = self.ranks.iter().all(|rank| rank.memory.is_some());
-        let working = || self.ranks.iter().filter(|rank| rank.has_work(all_measured));
+        let indexed = || self.ranks.iter().enumerate();
+        let working = || {
+            let with_work = indexed().filter(|(_, rank)| rank.has_work(all_measured));
+            with_work.filter(|(index, _)| !self.endpoints.is_waiting(*index)).map(|(_, rank)| rank)
+        };
         let Some(last) = working().min_by_key(|rank| rank.progressed_at) else { return Ok(()) };
         let (label, phase) = (last.label, last.phase);
         // Ranks wait for each other, so the start has stalled only if no rank makes progress.

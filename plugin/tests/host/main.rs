@@ -9,6 +9,7 @@ mod deadlines;
 #[path = "../../../kernels/tests/emulated_gpu/mod.rs"]
 mod emulated_gpu;
 mod gpu_host;
+mod host_memory;
 mod test_host;
 mod test_model;
 

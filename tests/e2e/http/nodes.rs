@@ -80,7 +80,7 @@ impl NodeProcess {
         let rank = rank.to_string();
         let own = ["--port", "0", "--nnodes", "2", "--node-rank", &rank];
         let meet = ["--master-addr", &place.host, "--master-port", &place.port];
-        let mut command = command(&[&own, &meet, flags].concat());
+        let mut command = command(&[&own[..], &meet, flags].concat());
         command.env("RUST_LOG", "info").env("HADRON_CLUSTER_SECRET", secret);
         Self::of(command)
     }
