@@ -116,42 +116,46 @@ pub enum CollectiveError {
         /// Number that the function of the host returned.
         status: i32,
     },
-    /// No listener for the ranks of other hosts can be opened.
-    #[error("cannot listen at {host} for the ranks of other hosts: {error}")]
+    /// No listener for the ranks of other nodes can be opened.
+    #[error(
+        "cannot listen at {host} (--node-address, or --master-addr on node 0) for the ranks of other nodes: {error}"
+    )]
     Listen {
         /// Name or address of this host.
         host: String,
         /// Error of the operating system.
         error: String,
     },
-    /// A rank of another host does not accept a connection.
+    /// A rank on another node does not accept a connection.
     #[error("rank {rank} at {address} is unreachable: {error}")]
     PeerUnreachable {
-        /// Index of the rank.
+        /// World rank.
         rank: usize,
         /// Address of the rank.
         address: String,
         /// Error of the operating system.
         error: String,
     },
-    /// A rank of another host has not connected.
-    #[error("rank {rank} of another host has not connected within {seconds} s")]
+    /// A rank on another node has not connected.
+    #[error("rank {rank} on another node has not connected within {seconds} s")]
     PeerMissing {
-        /// Index of the rank.
+        /// World rank.
         rank: usize,
         /// Timeout in seconds.
         seconds: u64,
     },
-    /// The connection to another host has failed.
-    #[error("the connection to the ranks of another host failed: {error}")]
+    /// The connection to a rank on another node has failed.
+    #[error("the connection to rank {rank} on another node failed: {error}")]
     LinkFailed {
+        /// Index of the rank in the group.
+        rank: usize,
         /// Error of the operating system.
         error: String,
     },
-    /// The endpoint of a rank of another host is unknown.
+    /// The endpoint of a rank on another node is unknown.
     #[error("the endpoint of rank {rank} is unknown")]
     NoEndpoint {
-        /// Index of the rank.
+        /// World rank.
         rank: usize,
     },
     /// Rank `rank` has already been joined, by this process or by another process.

@@ -1,10 +1,11 @@
 //! Ranks of a server on several hosts, and the connections between the members of their groups.
 
 use std::collections::BTreeMap;
-use std::net::TcpStream;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
 
 use crate::mesh_endpoint::{ExpectedPeer, MeshEndpoint, MeshListener, connect};
-use crate::tcp_mesh::{MirroredRank, TcpMesh};
+use crate::tcp_mesh::{MirroredRank, ReceivingRank, TcpMesh};
 use crate::{CollectiveError, SharedMemoryGroup, SharedMemoryRendezvous};
 
 /// Endpoints of all ranks of a server. Equally many consecutive ranks are on each host.
@@ -42,44 +43,46 @@ impl HostMesh {
         rank / self.ranks_per_host
     }
 
-    /// World rank of the member on host `host` that copies the chunks of the member with index `sender`.
-    fn copier(&self, members: &[usize], host: usize, sender: usize) -> Option<usize> {
-        let on_host: Vec<usize> =
-            members.iter().copied().filter(|&member| self.host_of(member) == host).collect();
+    /// Index of the member on host `host` that receives the chunks of the member with index `sender`.
+    fn receiver(&self, members: &[usize], host: usize, sender: usize) -> Option<usize> {
+        let is_on_host = |&index: &usize| self.host_of(members[index]) == host;
+        let on_host: Vec<usize> = (0..members.len()).filter(is_on_host).collect();
         (!on_host.is_empty()).then(|| on_host[sender % on_host.len()])
     }
 
-    /// Connects to the ranks that copy the chunks of this rank, one on each other host of the group.
+    /// Connects to the ranks that receive the chunks of this rank, one on each other host of the group.
     fn connect_to_hosts(
         &self,
         membership: &GroupMembership,
         own: usize,
-    ) -> Result<Vec<TcpStream>, CollectiveError> {
+    ) -> Result<Vec<ReceivingRank>, CollectiveError> {
         let GroupMembership { group, members } = membership;
         let mut hosts: Vec<usize> = members.iter().map(|&member| self.host_of(member)).collect();
         hosts.sort_unstable();
         hosts.dedup();
         let others = hosts.into_iter().filter(|&host| host != self.host_of(self.rank));
-        let copiers = others.filter_map(|host| self.copier(members, host, own));
-        let sender = ExpectedPeer { group: *group, rank: own };
-        let connect_to = |rank| {
-            let endpoint = self.endpoints.get(&rank).ok_or(CollectiveError::NoEndpoint { rank })?;
-            connect(endpoint, rank, sender)
+        let receivers = others.filter_map(|host| self.receiver(members, host, own));
+        let sender = ExpectedPeer { group: *group, rank: own, world_rank: self.rank };
+        let connect_to = |rank: usize| {
+            let world_rank = members[rank];
+            let unknown = CollectiveError::NoEndpoint { rank: world_rank };
+            let endpoint = self.endpoints.get(&world_rank).ok_or(unknown)?;
+            Ok(ReceivingRank { rank, stream: connect(endpoint, world_rank, sender)? })
         };
-        copiers.map(connect_to).collect()
+        receivers.map(connect_to).collect()
     }
 
-    /// Members of a group whose chunks this rank copies.
-    fn copied_members(&self, membership: &GroupMembership) -> Vec<ExpectedPeer> {
-        let host = self.host_of(self.rank);
-        let is_copied = |index: &usize| {
-            let members = &membership.members;
+    /// Members of a group whose chunks this rank receives for its host.
+    fn received_members(&self, membership: &GroupMembership) -> Vec<ExpectedPeer> {
+        let (host, members) = (self.host_of(self.rank), &membership.members);
+        let is_received = |index: &usize| {
+            let receiver = self.receiver(members, host, *index);
             self.host_of(members[*index]) != host
-                && self.copier(members, host, *index) == Some(self.rank)
+                && receiver.is_some_and(|receiver| members[receiver] == self.rank)
         };
         let group = membership.group;
-        let copied = (0..membership.members.len()).filter(is_copied);
-        copied.map(|rank| ExpectedPeer { group, rank }).collect()
+        let received = (0..members.len()).filter(is_received);
+        received.map(|rank| ExpectedPeer { group, rank, world_rank: members[rank] }).collect()
     }
 }
 
@@ -100,32 +103,40 @@ impl SharedMemoryRendezvous {
             let own = membership.members.iter().position(|&member| member == mesh.rank);
             own.expect("this rank is a member of its groups")
         };
-        // Connections wait in the backlog of a listener until its rank accepts them, so every rank connects first.
+        let expected: Vec<ExpectedPeer> =
+            memberships.iter().flat_map(|membership| mesh.received_members(membership)).collect();
         let connect = |membership| mesh.connect_to_hosts(membership, own_index(membership));
-        let senders = memberships.iter().map(connect).collect::<Result<Vec<_>, _>>()?;
-        let expected = memberships.iter().flat_map(|membership| mesh.copied_members(membership));
-        let mut accepted = mesh.listener.accept(expected.collect())?;
-        let join = |(membership, senders): (&GroupMembership, Vec<TcpStream>)| {
+        let is_cancelled = AtomicBool::new(false);
+        // Every rank accepts while it connects, because a connection is complete when the other rank has accepted it.
+        let (receivers, accepted) = thread::scope(|scope| {
+            let accepting = scope.spawn(|| mesh.listener.accept(expected, &is_cancelled));
+            let receivers = memberships.iter().map(connect).collect::<Result<Vec<_>, _>>();
+            is_cancelled.store(receivers.is_err(), Ordering::Relaxed);
+            (receivers, accepting.join())
+        });
+        let receivers = receivers?;
+        let mut accepted = accepted.unwrap_or(Err(CollectiveError::Aborted))?;
+        let join = |(membership, receivers): (&GroupMembership, Vec<ReceivingRank>)| {
             let group = membership.group;
             let mirrored = accepted.extract_if(.., |rank| rank.group == group);
-            self.join_with_links(group, own_index(membership), senders, mirrored.collect())
+            self.join_with_links(group, own_index(membership), receivers, mirrored.collect())
         };
-        memberships.iter().zip(senders).map(join).collect()
+        memberships.iter().zip(receivers).map(join).collect()
     }
 
     fn join_with_links(
         &self,
         group: usize,
         rank: usize,
-        senders: Vec<TcpStream>,
+        receivers: Vec<ReceivingRank>,
         mirrored: Vec<MirroredRank>,
     ) -> Result<SharedMemoryGroup, CollectiveError> {
-        if senders.is_empty() {
+        if receivers.is_empty() {
             return self.join(group, rank);
         }
         let (memory, layout) = self.memory_of(group);
-        let mesh = TcpMesh::start(rank, senders, mirrored, memory, layout)
-            .map_err(|error| CollectiveError::LinkFailed { error: error.to_string() })?;
+        let mesh = TcpMesh::start(rank, receivers, mirrored, memory, layout)
+            .map_err(|error| CollectiveError::LinkFailed { rank, error: error.to_string() })?;
         SharedMemoryGroup::join(memory.clone(), layout, rank, Some(mesh))
     }
 }

@@ -112,7 +112,9 @@ pub(crate) fn abort_group(
 /// Rank that has caused `error`, which rank `rank` returned.
 pub(crate) fn failed_rank(rank: usize, error: &CollectiveError) -> usize {
     match error {
-        CollectiveError::RankFailed { rank } | CollectiveError::RankTimeout { rank, .. } => *rank,
+        CollectiveError::RankFailed { rank }
+        | CollectiveError::RankTimeout { rank, .. }
+        | CollectiveError::LinkFailed { rank, .. } => *rank,
         _ => rank,
     }
 }

@@ -139,8 +139,7 @@ impl SharedMemoryGroup {
         PeerWaiter::post_round(self.words(), &self.layout, self.rank, round);
         if let Some(mesh) = &self.mesh {
             let chunk = PostedChunk { round, words, header, slot: self.slot(self.rank, slot) };
-            let sent = mesh.send(&chunk);
-            sent.map_err(|error| CollectiveError::LinkFailed { error: error.to_string() })?;
+            mesh.send(&chunk)?;
         }
         for peer in (0..self.layout.size).filter(|&peer| peer != self.rank) {
             self.peer_waiter.wait_for_round(self.words(), &self.layout, peer, round, call)?;

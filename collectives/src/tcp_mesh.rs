@@ -39,11 +39,19 @@ pub(crate) struct MirroredRank {
     pub(crate) stream: TcpStream,
 }
 
+/// Connection to the rank of another host that receives the chunks of this rank.
+#[derive(Debug)]
+pub(crate) struct ReceivingRank {
+    /// Index of the rank in the group.
+    pub(crate) rank: usize,
+    pub(crate) stream: TcpStream,
+}
+
 /// Connections of one rank of a group to the other hosts. Dropping this value closes them, which makes the group fail there.
 #[derive(Debug)]
 pub(crate) struct TcpMesh {
     /// One connection per other host.
-    senders: Vec<TcpStream>,
+    receivers: Vec<ReceivingRank>,
     mirrors: Vec<MirrorThread>,
     frame: RefCell<Vec<u8>>,
 }
@@ -67,13 +75,13 @@ pub(crate) struct PostedChunk<'a> {
 }
 
 impl TcpMesh {
-    /// Starts to copy the chunks of `mirrored` to `memory`, as rank `own`. `senders` are connections to the ranks of the other hosts that copy
-    /// the chunks of this rank.
+    /// Starts to copy the chunks of `mirrored` to `memory`, as rank `own`. `receivers` are connections to the ranks of the other hosts that
+    /// receive the chunks of this rank.
     ///
     /// Errors: no thread or file descriptor is available.
     pub(crate) fn start(
         own: usize,
-        senders: Vec<TcpStream>,
+        receivers: Vec<ReceivingRank>,
         mirrored: Vec<MirroredRank>,
         memory: &Arc<HostSharedMemory>,
         layout: GroupMemoryLayout,
@@ -90,13 +98,13 @@ impl TcpMesh {
             Ok(MirrorThread { stream: handle, leaving, thread: Some(thread) })
         };
         let mirrors = mirrored.into_iter().map(start).collect::<io::Result<_>>()?;
-        Ok(Self { senders, mirrors, frame: RefCell::default() })
+        Ok(Self { receivers, mirrors, frame: RefCell::default() })
     }
 
     /// Sends a chunk to the other hosts.
     ///
     /// Errors: a connection has failed.
-    pub(crate) fn send(&self, chunk: &PostedChunk<'_>) -> io::Result<()> {
+    pub(crate) fn send(&self, chunk: &PostedChunk<'_>) -> Result<(), CollectiveError> {
         let mut frame = self.frame.borrow_mut();
         frame.clear();
         let last = chunk.slot.last().map_or(0, |word| word.load(Relaxed));
@@ -106,7 +114,13 @@ impl TcpMesh {
         for word in chunk.header.iter().chain(&chunk.slot[..chunk.words]) {
             frame.extend(word.load(Relaxed).to_le_bytes());
         }
-        self.senders.iter().try_for_each(|mut sender| sender.write_all(&frame))
+        self.receivers.iter().try_for_each(|ReceivingRank { rank, stream }| {
+            let mut stream = stream;
+            stream.write_all(&frame).map_err(|error| CollectiveError::LinkFailed {
+                rank: *rank,
+                error: error.to_string(),
+            })
+        })
     }
 
     /// Aborts the group on the other hosts, because rank `failed_rank` has failed.
@@ -114,9 +128,10 @@ impl TcpMesh {
         let mut frame = [0; FRAME_HEADER_BYTES];
         frame[..4].copy_from_slice(&ABORT.to_le_bytes());
         frame[4..8].copy_from_slice(&(failed_rank as u32).to_le_bytes());
-        for mut sender in &self.senders {
+        for ReceivingRank { stream, .. } in &self.receivers {
+            let mut stream = stream;
             // A host whose connection has failed detects the failure itself.
-            let _ = sender.write_all(&frame);
+            let _ = stream.write_all(&frame);
         }
     }
 }
@@ -127,7 +142,8 @@ impl Drop for TcpMesh {
         for mirror in &self.mirrors {
             mirror.leaving.store(true, SeqCst);
         }
-        let streams = self.senders.iter().chain(self.mirrors.iter().map(|mirror| &mirror.stream));
+        let receivers = self.receivers.iter().map(|receiver| &receiver.stream);
+        let streams = receivers.chain(self.mirrors.iter().map(|mirror| &mirror.stream));
         for stream in streams {
             let _ = stream.shutdown(Shutdown::Both); // The peer may have closed it already.
         }
@@ -142,7 +158,7 @@ struct RankMirror {
     memory: Arc<HostSharedMemory>,
     layout: GroupMemoryLayout,
     rank: usize,
-    /// Rank that copies the chunks.
+    /// Rank that receives the chunks.
     own: usize,
     leaving: Arc<AtomicBool>,
 }

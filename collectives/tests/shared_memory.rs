@@ -6,6 +6,8 @@
 
 #[path = "../../tests/support/bounded_child.rs"]
 mod bounded_child;
+#[path = "../../tests/support/deadlines.rs"]
+mod deadlines;
 
 use std::collections::BTreeMap;
 use std::io::{Read, Write};
@@ -21,6 +23,7 @@ use collectives::{
     GroupMembership, HostMesh, MESH_TOKEN_BYTES, MeshEndpoint, MeshListener, SharedMemoryGroup,
     SharedMemoryRendezvous,
 };
+use deadlines::DeadlineBarrier;
 use device::{DeviceElement, DeviceStream, MatMut, MatRef, bf16, f16};
 use proptest::prelude::*;
 
@@ -402,18 +405,24 @@ fn mismatch_between_hosts_fails_all_ranks() {
 }
 
 #[test]
-fn strangers_do_not_become_ranks() {
+fn unauthenticated_connections_are_closed_and_delay_nothing() {
     let memory = [(); 2].map(|()| SharedMemoryRendezvous::create(&[2]).unwrap());
     let listeners = [(); 2].map(|()| MeshListener::bind("127.0.0.1").unwrap());
     let endpoints = endpoints_of(&listeners);
-    // A stranger with the magic and the indices of rank 1, but with another secret; another one that sends nothing.
+    let debug = format!("{:?}", endpoints[&0]);
+    assert!(!debug.contains("token"), "{debug}");
+    // A connection with the magic and the indices of rank 1, but with another secret, and connections that send nothing or a part.
+    let address = &endpoints[&0].address;
     let mut hello = b"HDRM".to_vec();
     hello.extend([0; MESH_TOKEN_BYTES]);
     hello.extend([0, 0, 0, 0, 1, 0, 0, 0]);
-    let mut stranger = TcpStream::connect(&endpoints[&0].address).unwrap();
+    let mut silent: Vec<TcpStream> =
+        (0..40).map(|_| TcpStream::connect(address).unwrap()).collect();
+    silent[7].write_all(&hello[..20]).unwrap();
+    let mut stranger = TcpStream::connect(address).unwrap();
     stranger.write_all(&hello).unwrap();
-    let silent = TcpStream::connect(&endpoints[&0].address).unwrap();
-    let (memory, endpoints) = (&memory, &endpoints);
+    let (memory, endpoints, formed) = (&memory, &endpoints, &DeadlineBarrier::new(3));
+    let start = Instant::now();
     thread::scope(|scope| {
         for (rank, listener) in listeners.into_iter().enumerate() {
             scope.spawn(move || {
@@ -422,12 +431,30 @@ fn strangers_do_not_become_ranks() {
                 let groups = memory[rank].join_across_hosts(&mesh, &[member]).unwrap();
                 assert_eq!(run_all_reduce(&groups[0], 3, 5).unwrap(), expected_sums(2, 15));
                 groups[0].barrier(&S).unwrap();
+                formed.wait();
+                formed.wait();
             });
         }
+        formed.wait();
+        assert!(start.elapsed() < Duration::from_secs(4), "{:?}", start.elapsed());
+        stranger.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
+        let rest = stranger.read(&mut [0; 8]);
+        formed.wait();
+        let is_reset = |error: &std::io::Error| error.kind() == std::io::ErrorKind::ConnectionReset;
+        assert!(matches!(&rest, Ok(0)) || rest.as_ref().is_err_and(is_reset), "{rest:?}");
     });
     drop(silent);
-    let mut rest = Vec::new();
-    assert!(matches!(stranger.read_to_end(&mut rest), Ok(0) | Err(_)), "the stranger was accepted");
+}
+
+#[test]
+fn rank_that_cannot_be_reached_is_named() {
+    let memory = SharedMemoryRendezvous::create(&[2]).unwrap();
+    let error = MeshListener::bind("203.0.113.7").unwrap_err().to_string();
+    assert!(error.starts_with("cannot listen at 203.0.113.7 (--node-address"), "{error}");
+    let mesh = HostMesh::new(MeshListener::bind("127.0.0.1").unwrap(), BTreeMap::new(), 1, 0);
+    let member = GroupMembership { group: 0, members: vec![0, 1] };
+    let error = memory.join_across_hosts(&mesh, &[member]).unwrap_err();
+    assert_eq!(error, CollectiveError::NoEndpoint { rank: 1 });
 }
 
 #[test]

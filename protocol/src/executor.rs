@@ -2,6 +2,7 @@
 
 use crate::{Batch, Epoch, KvSpec, Rank, RequestId, StepId, StepOutput, Token, TokenVec};
 use serde::{Deserialize, Serialize};
+use std::fmt;
 
 /// Protocol version; both ends must have the same.
 pub const PROTOCOL_VERSION: u16 = 18;
@@ -77,8 +78,8 @@ pub enum ExecutorEvent {
     Heartbeat,
 }
 
-/// Address at which the ranks of other hosts reach a rank.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+/// Address at which the ranks of other nodes reach a rank. `Debug` does not reveal the secret.
+#[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RankEndpoint {
     /// World rank.
     pub rank: Rank,
@@ -86,6 +87,13 @@ pub struct RankEndpoint {
     pub address: String,
     /// Secret that connecting ranks present.
     pub token: [u8; 32],
+}
+
+impl fmt::Debug for RankEndpoint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut endpoint = f.debug_struct("RankEndpoint");
+        endpoint.field("rank", &self.rank).field("address", &self.address).finish_non_exhaustive()
+    }
 }
 
 /// Grammar bitmasks of a step. They are computed while the forward pass runs, and the sampler waits for them.

@@ -54,10 +54,10 @@ impl VictimBlockRefs {
 ///
 /// Three passes share one token budget: decode rows, then prefill chunks of running requests, then
 /// admissions. Each pass is in queue order, and the passes define the row order. A decode row that lacks a
-/// block preempts requests of lower priority. With estimated `costs`, a time budget also limits the step while requests are decoding
-/// (`SchedulerLimits::max_step_ms`). So does a prefill chunk, if the model has KV groups with a sliding
+/// block preempts requests of lower priority. So does a prefill chunk, if the model has KV groups with a sliding
 /// window. A plan that preempts requests admits no request, because the freed blocks would go to a younger request. Admission stops at the first request that does not fit: no
-/// request bypasses the queue head.
+/// request bypasses the queue head. `costs` are the estimated costs of steps, by which `SchedulerLimits::max_step_ms` shortens
+/// prefill chunks.
 pub(crate) fn plan(
     state: &ReplicaRequests,
     kv: &KvCache,

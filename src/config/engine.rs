@@ -60,8 +60,8 @@ pub struct EngineArgs {
     /// Maximum tokens of a prefill chunk; 0 = limited by the step only
     #[arg(long, default_value_t = 0, value_name = "TOKENS")]
     pub long_prefill_token_threshold: u32,
-    /// Expected time of a step in milliseconds while requests are generating tokens: prefill chunks are shortened to it, which limits
-    /// the time between two tokens; 0 = no limit
+    /// Target duration of a step in milliseconds while requests are decoding: prefill chunks are shortened to meet it, to at least
+    /// one chunk quantum of 64 tokens per step, which lowers the inter-token latency; 0 = no limit
     #[arg(long, default_value_t = 0, value_name = "MS")]
     pub max_step_ms: u32,
     /// Distance in tokens of the checkpoints of recurrent state, which prefix hits need; 0 = only at the end of prompts

@@ -150,11 +150,8 @@ impl ExecutorManager {
                 signal = signal.or_else(stop);
                 signal.is_some() || groups.iter().any(ExecutorGroup::has_ended)
             };
-            match started.links(Some(join_deadline), is_cancelled)? {
-                Some(replicas) => links.extend(replicas),
-                // An executor of this node has exited; its link reports the reason.
-                None => break,
-            }
+            // If an executor has exited, the wait for other nodes ends, and the link to the executor reports the reason.
+            links.extend(started.links(Some(join_deadline), is_cancelled)?);
         }
         Ok(signal)
     }

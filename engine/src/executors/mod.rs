@@ -46,6 +46,13 @@ pub(crate) struct RankLink {
     pub(crate) receiver: ExecutorReceiver,
 }
 
+impl RankLink {
+    /// Whether the process of the executor is known to have exited.
+    pub(crate) fn has_exited(&self) -> bool {
+        self.receiver.process.as_ref().is_some_and(|process| process.has_exited())
+    }
+}
+
 /// Receiving direction of the link to an executor, with the identity of the executor.
 pub struct ExecutorReceiver {
     /// Messages of the executor.
@@ -62,6 +69,9 @@ pub struct ExecutorReceiver {
 pub trait ExecutorProcessHandle: fmt::Display + Send + Sync {
     /// Describes how the process ended; called after the link of the process was closed.
     fn exit_reason(&self) -> String;
+
+    /// Whether the process is known to have exited.
+    fn has_exited(&self) -> bool;
 
     /// Returns the node of the process; `None` = this node.
     fn node(&self) -> Option<u16> {

@@ -133,6 +133,10 @@ impl ExecutorProcessHandle for ExecutorProcess {
             None => format!("{self} closed its link"),
         }
     }
+
+    fn has_exited(&self) -> bool {
+        self.wait(Duration::ZERO).is_some()
+    }
 }
 
 impl fmt::Display for ExecutorProcess {

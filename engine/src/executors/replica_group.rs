@@ -66,30 +66,30 @@ impl ExecutorGroup {
 
 impl StartedGroup {
     /// Returns one link per replica. Waits for nodes to join, limited by `join_deadline`, then for a limited time (`LINK_WAIT`)
-    /// for their executors to connect. Returns `None` if `is_cancelled` ends the wait.
+    /// for their executors to connect. If `is_cancelled` or the exit of an executor ends the wait, returns the links to the
+    /// executors that have connected; the link to the exited executor reports the reason.
     pub(super) fn links(
         self,
         join_deadline: Option<JoinDeadline>,
         mut is_cancelled: impl FnMut() -> bool,
-    ) -> Result<Option<Vec<ExecutorLink>>, StartError> {
+    ) -> Result<Vec<ExecutorLink>, StartError> {
         let mut ranks = match self.local {
-            Some(LocalLinks::Thread(link)) => return Ok(Some(vec![link])),
+            Some(LocalLinks::Thread(link)) => return Ok(vec![link]),
             Some(LocalLinks::Processes(links)) => links,
             None => Vec::new(),
         };
         for pending_start in self.remote {
-            let Some(links) = pending_start.links(join_deadline, &mut is_cancelled)? else {
-                return Ok(None);
-            };
-            ranks.extend(links);
+            let ends = || is_cancelled() || ranks.iter().any(RankLink::has_exited);
+            ranks.extend(pending_start.links(join_deadline, ends)?.unwrap_or_default());
         }
         ranks.sort_by_key(|link| link.receiver.rank);
         let mut replicas = Vec::new();
-        while !ranks.is_empty() {
-            let replica = ranks.drain(..usize::from(self.tp_size).min(ranks.len()));
-            replicas.push(replica_link(replica, self.epoch)?);
+        let replica_of = |link: &RankLink| link.receiver.rank.0 / self.tp_size;
+        while let Some(replica) = ranks.first().map(replica_of) {
+            let count = ranks.iter().take_while(|link| replica_of(link) == replica).count();
+            replicas.push(replica_link(ranks.drain(..count), self.epoch)?);
         }
-        Ok(Some(replicas))
+        Ok(replicas)
     }
 
     /// Waits until the executors of a restarted group are ready, each with at most `blocks_max` KV blocks;
@@ -99,11 +99,7 @@ impl StartedGroup {
         start: ExecutorStartupParams,
         blocks_max: u32,
     ) -> Result<(Vec<ExecutorLink>, ExecutorReady), StartError> {
-        let cancelled = || {
-            let cause = "the start was cancelled".to_owned();
-            StartError::Exited { phase: "start", cause }
-        };
-        let mut links = self.links(None, || false)?.ok_or_else(cancelled)?;
+        let mut links = self.links(None, || false)?;
         let size = |blocks: u32| blocks.min(blocks_max);
         let report = start.bring_up(&mut links, size, || None, |_, _, _| {})?;
         Ok((links, report.ready))

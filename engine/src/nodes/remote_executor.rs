@@ -51,6 +51,10 @@ impl ExecutorProcessHandle for RemoteExecutor {
         }
     }
 
+    fn has_exited(&self) -> bool {
+        self.exit_text.lock().unwrap_or_else(PoisonError::into_inner).is_some()
+    }
+
     fn node(&self) -> Option<u16> {
         Some(self.node)
     }

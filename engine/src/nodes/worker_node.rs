@@ -241,6 +241,7 @@ fn report_exit(
     let started = waiter.spawn(move || {
         while process.wait(PROCESS_WAIT_MAX).is_none() {}
         let description = process.exit_reason();
+        tracing::info!(rank = rank.0, epoch = epoch.0, description, "executor ended");
         let _ = node_zero.send(NodeEvent::ExecutorExited { rank, epoch, description });
     });
     started.map(drop)

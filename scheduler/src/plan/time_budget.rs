@@ -19,7 +19,9 @@ impl TimeBudget {
         costs: Option<StepCosts>,
     ) -> Option<Self> {
         let (max_step_ms, costs) = limits.max_step_ms.zip(costs)?;
-        let is_decoding = state.running.slots().any(|slot| state.requests[slot].can_decode());
+        // Without mixed batches, decode rows wait until no prompt is left, however long its chunks are.
+        let is_decoding = limits.mixed_batches
+            && state.running.slots().any(|slot| state.requests[slot].can_decode());
         let left_ns = f64::from(max_step_ms) * 1e6 - costs.fixed_ns;
         is_decoding.then_some(Self { left_ns, costs })
     }

@@ -248,10 +248,9 @@ fn check_rank_placement(
     let (tp, dp) = (parallel.tensor_parallel_size, parallel.data_parallel_size);
     let ranks = tp * dp;
     let per_node = ranks / nodes;
-    let steps_together = if parallel.runs_in_lockstep() { ranks } else { tp };
     let is_even = ranks.is_multiple_of(nodes)
         && per_node > 0
-        && (per_node.is_multiple_of(steps_together) || steps_together.is_multiple_of(per_node));
+        && (per_node.is_multiple_of(tp) || tp.is_multiple_of(per_node));
     if is_even {
         return Ok(());
     }

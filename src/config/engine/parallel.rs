@@ -52,11 +52,6 @@ impl ParallelArgs {
         u32::from(self.tensor_parallel_size) * u32::from(self.data_parallel_size)
     }
 
-    /// Whether replicas run each step together, because they share experts.
-    pub(crate) fn runs_in_lockstep(&self) -> bool {
-        (self.enable_expert_parallel || self.enable_dp_attention) && self.data_parallel_size > 1
-    }
-
     /// Rejects invalid values of `--tensor-parallel-size` and `--data-parallel-size`.
     fn check_parallel_sizes(&self) -> Result<(), CommandLineError> {
         let (tp, dp, world) =

@@ -105,6 +105,7 @@ fn unsupported_values_are_rejected_with_reason() {
         ("M -n 2 -dp 2 --ep --enable-dp-attention", "2 nodes need a common secret"),
         ("M -n 2 -tp 2 --ep-size 2", "2 nodes need a common secret"),
         ("M -n 2 -tp 3", "--nnodes 2 with --data-parallel-size 1 and --tensor-parallel-size 3"),
+        ("M -n 2 -tp 2 -dp 3 --ep", "either whole replicas or an equal part of one"),
         (
             "M -n 3 -tp 3 -dp 2",
             "an equal number of ranks, and either whole replicas or an equal part",

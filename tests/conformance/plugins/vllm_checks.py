@@ -12,6 +12,7 @@ import unittest
 from collections.abc import Iterator
 from importlib.metadata import entry_points
 from pathlib import Path
+from types import SimpleNamespace
 from unittest import mock
 
 # vLLM reads these variables when it is imported.
@@ -33,6 +34,7 @@ from hadron import abi
 from hadron.adapters import ADAPTERS
 from hadron.vllm import refusals, register
 from hadron.vllm.model import HadronForCausalLM
+from hadron.vllm.model_state import HadronModelState
 
 GROUP = "vllm.general_plugins"
 LIMITS = {
@@ -322,6 +324,27 @@ class GoldenTest(FolderTest):
             for _ in range(2):
                 self.assertEqual(greedy(one, first.prompts), first.greedy)
                 self.assertEqual(greedy(other, second.prompts), second.greedy)
+
+
+class RequestStateTest(unittest.TestCase):
+    """Requests of the second model runner, which needs a GPU itself."""
+
+    def test_prompt_logprobs_need_hidden_states_of_all_tokens(self) -> None:
+        base = HadronModelState.__mro__[1]
+        replaced = {"__init__": lambda *_: None, "add_request": mock.Mock(), "prepare_inputs": lambda *_: {"a": 1}}
+        with mock.patch.multiple(base, **replaced):
+            state = HadronModelState()
+            for name, prompt_logprobs in (("plain", None), ("scored", 0)):
+                params = SamplingParams(prompt_logprobs=prompt_logprobs)
+                state.add_request(0, SimpleNamespace(req_id=name, sampling_params=params))
+
+            def inputs(*names: str) -> dict:
+                return state.prepare_inputs(SimpleNamespace(req_ids=list(names)), None)
+
+            self.assertEqual(inputs("plain"), {"a": 1, "last_tokens_only": True})
+            self.assertEqual(inputs("plain", "scored"), {"a": 1, "last_tokens_only": False})
+            state.remove_request("scored")
+            self.assertEqual(inputs("plain", "scored"), {"a": 1, "last_tokens_only": True})
 
 
 class DemoTest(FolderTest):

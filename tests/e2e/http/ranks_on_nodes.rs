@@ -7,6 +7,7 @@ use super::expert_parallel::{self, SIZES, folder, on, streamed};
 use super::nodes::{ClusterAddress, NodeProcess, TIMEOUT, is_running};
 use super::parallel_ranks::with_experts;
 use super::server_process::ServerProcess;
+use crate::emulated_gpu;
 use serde_json::Value;
 use std::net::SocketAddr;
 
@@ -47,7 +48,7 @@ fn tensor_parallel_ranks_on_two_nodes_survive_failures() {
     }
     let latter = (zero.executor(), one.executor());
     assert!(latter.0 != former.0 && latter.1 != former.1, "both ranks restart: {latter:?}");
-    zero.wait_for_log("executor rank 1 (process ");
+    one.wait_for_log("ended: signal: 9");
 
     // The other node is killed in mid-stream: its requests wait until it is back.
     let stream = stream_of(at, &body(TOKENS, true));
@@ -63,6 +64,22 @@ fn tensor_parallel_ranks_on_two_nodes_survive_failures() {
     zero.signal("TERM");
     assert_eq!(zero.exits().code(), Some(0), "{}", zero.log());
     assert_eq!(one.exits().code(), Some(0), "{}", one.log());
+}
+
+#[test]
+fn executor_that_ends_before_other_nodes_join_fails_the_start() {
+    let flags = [EXACT, &["-tp", "2"]].concat();
+    let mut zero = NodeProcess::with_ranks(&ClusterAddress::new(), 0, &flags);
+    zero.wait_for_log("waiting for the node");
+    send(zero.executor(), "-KILL");
+    assert_eq!(zero.exits().code(), Some(1), "{}", zero.log());
+    assert!(zero.log().contains("ended: signal: 9"), "{}", zero.log());
+
+    // An address that is not one of this node.
+    let wrong = [&flags[..], &["--node-address", "203.0.113.7"]].concat();
+    let mut zero = NodeProcess::with_ranks(&ClusterAddress::new(), 0, &wrong);
+    assert_eq!(zero.exits().code(), Some(1), "{}", zero.log());
+    assert!(zero.log().contains("cannot listen at 203.0.113.7 (--node-address"), "{}", zero.log());
 }
 
 #[test]
@@ -91,4 +108,19 @@ fn expert_parallel_ranks_on_two_nodes_match_one() {
             );
         }
     }
+}
+
+#[test]
+fn emulated_gpus_on_two_nodes_match_one() {
+    const TOKENS: u32 = 8;
+    let library = emulated_gpu::library();
+    let library = library.to_str().unwrap();
+    // Driver, compiler, BLAS, warp size and collectives.
+    let libraries = format!("{library},{library},{library},64,{library}");
+    let small = ["--max-num-batched-tokens", "16", "--max-num-seqs", "4", "--max-model-len", "256"];
+    let device = ["--device", "rocm", "--device-libraries", &libraries, "--enforce-eager"];
+    let flags = [&device[..], &small, &["--kv-cache-memory-bytes", "16MiB", "-tp", "2"]].concat();
+    let expected = complete_text(ServerProcess::start(&flags).address, TOKENS);
+    let nodes = TwoNodes::start(&ClusterAddress::new(), &flags);
+    assert_eq!(complete_text(nodes.address, TOKENS), expected);
 }
