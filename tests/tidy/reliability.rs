@@ -95,7 +95,7 @@ fn every_reliability_row_names_existing_tests() {
     let expected = |prefix: &str, count| -> Vec<String> {
         (1..=count).map(|n| format!("{prefix}{n}")).collect()
     };
-    assert_eq!(names(&ledger.faults), expected("F", 52));
+    assert_eq!(names(&ledger.faults), expected("F", 53));
     assert_eq!(names(&ledger.incidents), expected("", 22));
     assert_eq!(names(&ledger.goals), expected("G", 19));
     let mut wrong = Vec::new();
