@@ -13,9 +13,11 @@ use std::thread;
 /// the emulator library.
 pub(super) fn take_rank(config: &mut ExecutorConfig, rank: Rank) {
     config.settings.rank = rank;
-    let shared = config.settings.parallel.world_size() > 1;
-    if let Some(libraries) = config.settings.libraries.as_mut().filter(|_| shared) {
+    let world_size = config.settings.parallel.world_size();
+    if let Some(libraries) = config.settings.libraries.as_mut().filter(|_| world_size > 1) {
         libraries.collectives = Some(libraries.driver.clone());
+        // Each rank has a GPU of its own.
+        config.settings.ranks_on_host = world_size;
     }
 }
 
