@@ -185,7 +185,11 @@ fn slurm_job_is_one_server() {
     let line = text.split_once("exec srun").unwrap().1.replace("\\\n", " ");
     let (srun, line) = line.split_once("hadron serve").unwrap();
     assert!(srun.contains("--ntasks-per-node=1"), "{srun}");
-    let line = line.replace("\"$SLURM_NNODES\"", &nodes).replace("\"$@\"", "MODEL");
+    // A replica per node unless the flags set the number of replicas; two_hosts.sh runs a job for each case.
+    let default = "replicas=(--data-parallel-size=\"$SLURM_NNODES\")";
+    assert!(text.contains(default), "{text}");
+    let replicas = format!("--data-parallel-size={nodes}");
+    let line = line.replace("\"${replicas[@]}\"", &replicas).replace("\"$@\"", "MODEL");
     assert_eq!(line.matches('"').count(), 2, "one path in quotes: {line}");
     let words: Vec<String> =
         std::iter::once("serve").chain(line.split_whitespace()).map(str::to_owned).collect();
